@@ -1,0 +1,1 @@
+"""One round's life, from listing to manifest. Knows neither Kubernetes nor a cloud."""
