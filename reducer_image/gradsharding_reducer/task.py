@@ -340,10 +340,7 @@ class _Reader:
         """Lists of fixed length, such as extents; integers among them are from 0 on."""
         rows = self._list(name)
         for i, row in enumerate(rows):
-            fits = isinstance(row, list) and len(row) == len(types) and all(
-                type(value) is kind and (kind is not int or value >= 0) for value, kind in zip(row, types, strict=True)
-            )
-            if not fits:
+            if not isinstance(row, list) or len(row) != len(types) or not all(map(_is_plain, row, types)):
                 raise ContractError(f"{self._path}.{name}[{i}] must be a list of {', '.join(t.__name__ for t in types)}")
         return [tuple(row) for row in rows]
 
@@ -365,6 +362,11 @@ class _Reader:
 
     def fail(self, message: str) -> ContractError:
         return ContractError(f"{self._path}{message}")
+
+
+def _is_plain(value: Any, kind: type) -> bool:
+    """A string, or an integer from 0 on that is no bool."""
+    return type(value) is kind and (not isinstance(value, int) or value >= 0)
 
 
 def _task(reader: _Reader) -> ReduceTask:

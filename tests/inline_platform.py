@@ -1,0 +1,35 @@
+"""A platform that runs the real reducer in a thread of this process: for rounds in milliseconds."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+from gradsharding.platforms import FunctionSpec
+from gradsharding_reducer.access import Access
+from gradsharding_reducer.exchange import Patience
+from gradsharding_reducer.reduce import reduce
+from gradsharding_reducer.task import ReduceResult, ReduceTask, Runtime
+
+
+class InlinePlatform:
+    """``script(task, call number)`` may raise an InvocationError, return a result of its own, or None for the real thing."""
+
+    name = "inline"
+    startup_seconds = 5.0
+
+    def __init__(self, origin: str, script: Callable[[ReduceTask, int], ReduceResult | None] | None = None) -> None:
+        self._access = Access((origin,))
+        self._script = script
+        self.tasks: list[ReduceTask] = []
+
+    async def prepare(self, function: FunctionSpec) -> None:
+        """Nothing to prepare."""
+
+    async def invoke(self, task: ReduceTask, attempt: int) -> ReduceResult:
+        self.tasks.append(task)
+        scripted = self._script(task, len(self.tasks)) if self._script else None
+        result = scripted or await asyncio.to_thread(reduce, task, self._access, None, Patience())
+        return dataclasses.replace(result, runtime=Runtime("inline", f"call {len(self.tasks)}", "none"))
+
+    async def release(self) -> None:
+        """Nothing to release."""
