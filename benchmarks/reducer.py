@@ -69,11 +69,11 @@ def rate(bench: Bench) -> Iterator[Figure]:
         raw.append(bench.native.read(ranges, USUAL.prefetch))
         ours.append(bench.work.reduce(many, USUAL))
         whole.append(bench.work.reduce(objects, USUAL))
-    how = f"{len(many)} × 16 MiB, 8 MiB ranges, K=4"
+    how = f"{len(many)} x 16 MiB, 8 MiB ranges, K=4"
     yield Figure(
         "read rate ÷ raw C client",
         statistics.median(our.rate / theirs for our, theirs in zip(ours, raw, strict=True)),
-        "×",
+        "x",
         0.75,
         False,
         f"{how}; {mb(our.rate for our in ours)}, folding and writing included, against {mb(raw)}; {stages(ours)}",
@@ -86,11 +86,11 @@ def rate(bench: Bench) -> Iterator[Figure]:
         True,
         f"{how}; user and system time, interpreter start included",
     )
-    how = f"{len(objects)} × 128 MiB: one byte is written for {len(objects)} read"
+    how = f"{len(objects)} x 128 MiB: one byte is written for {len(objects)} read"
     yield Figure(
         "the same, writing more: rate ÷ raw C client",
         statistics.median(our.rate / theirs for our, theirs in zip(whole, raw, strict=True)),
-        "×",
+        "x",
         None,
         False,
         f"{how}; {mb(our.rate for our in whole)}; {stages(whole)}",
@@ -111,7 +111,7 @@ def peak(bench: Bench) -> Iterator[Figure]:
     for sizing, limit in ((USUAL, 115), (SMALL, 80)):
         rss = bench.work.reduce(shards(bench, 4), sizing).rss_bytes
         how = f"{sizing.range_bytes // MIB} MiB ranges, K={sizing.prefetch}, {sizing.part_bytes // MIB} MiB parts"
-        yield Figure(f"peak memory at {how}", rss / 1e6, " MB", limit, True, "4 × 128 MiB F32, ru_maxrss")
+        yield Figure(f"peak memory at {how}", rss / 1e6, " MB", limit, True, "4 x 128 MiB F32, ru_maxrss")
         predictions.append(prediction(how, sizing, "F32", 4, rss))
     for dtype in ("F32", "BF16"):
         update = bench.work.upload(f"capped-{dtype}", SHARD, dtype)
@@ -127,7 +127,7 @@ def peak(bench: Bench) -> Iterator[Figure]:
             " of 3",
             3,
             False,
-            f"4 × 128 MiB; planned for the cap: {how}; "
+            f"4 x 128 MiB; planned for the cap: {how}; "
             + ", ".join(f"{rss / MIB:.1f} MiB" for rss in peaks)
             + f"; enforced by {results[0].runtime.memory_cap if results else 'the kernel'}",
         )
@@ -142,11 +142,11 @@ def growth(bench: Bench) -> Iterator[Figure]:
     predictions = []
     for size, clients in bench.scale.models:
         update = bench.work.upload(f"model-{size}", size)
-        name = f"{clients} × {size // MIB} MiB"
+        name = f"{clients} x {size // MIB} MiB"
         seen[name] = bench.work.reduce([update] * clients, USUAL).rss_bytes
         predictions.append(prediction(name, USUAL, "F32", clients, seen[name]))
     yield Figure(
-        "peak memory, largest − smallest over models and clients",
+        "peak memory, largest - smallest over models and clients",
         (max(seen.values()) - min(seen.values())) / 1e6,
         " MB",
         5,
@@ -179,11 +179,11 @@ def paper(bench: Bench) -> Iterator[Figure]:
         theirs.append(bench.work.paper(updates))
         ours.append(bench.work.reduce(updates, USUAL))
     pairs = list(zip(ours, theirs, strict=True))
-    how = f"{bench.scale.clients} × 128 MiB shards"
+    how = f"{bench.scale.clients} x 128 MiB shards"
     yield Figure(
         "rate ÷ the paper's way",
         statistics.median(our.rate / their.rate for our, their in pairs),
-        "×",
+        "x",
         2,
         False,
         f"{how}, K=4; {mb(our.rate for our in ours)} against {mb(their.rate for their in theirs)}",
@@ -191,7 +191,7 @@ def paper(bench: Bench) -> Iterator[Figure]:
     yield Figure(
         "memory ÷ the paper's way",
         statistics.median(our.rss_bytes / their.rss_bytes for our, their in pairs),
-        "×",
+        "x",
         0.25,
         True,
         f"{how}; {ours[0].rss_bytes / 1e6:.0f} MB against {theirs[0].rss_bytes / 1e6:.0f} MB",
@@ -218,10 +218,10 @@ def throttled(bench: Bench) -> Iterator[Figure]:
         yield Figure(
             f"rate ÷ the paper's way, {CONNECTION_RATE / 1e6:.0f} MB/s per connection, K={depth}",
             statistics.median(our.rate / their.rate for our, their in zip(ours[depth], theirs, strict=True)),
-            "×",
+            "x",
             target,
             False,
-            f"{bench.scale.clients} × 128 MiB shards; {mb(our.rate for our in ours[depth])} against "
+            f"{bench.scale.clients} x 128 MiB shards; {mb(our.rate for our in ours[depth])} against "
             f"{mb(their.rate for their in theirs)}; raw C client {mb(raw[depth])}; {stages(ours[depth])}",
         )
 

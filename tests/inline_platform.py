@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gradsharding.platforms import FunctionSpec
 from gradsharding_reducer.access import Access
+from gradsharding_reducer.cancellation import Cancellation
 from gradsharding_reducer.exchange import Patience
 from gradsharding_reducer.reduce import reduce
 from gradsharding_reducer.task import ReduceResult, ReduceTask, Runtime
@@ -17,9 +18,15 @@ class InlinePlatform:
     name = "inline"
     startup_seconds = 5.0
 
-    def __init__(self, origin: str, script: Callable[[ReduceTask, int], ReduceResult | None] | None = None) -> None:
+    def __init__(
+        self,
+        origin: str,
+        script: Callable[[ReduceTask, int], ReduceResult | None] | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> None:
         self._access = Access((origin,))
         self._script = script
+        self._cancellation = cancellation
         self.tasks: list[ReduceTask] = []
 
     async def prepare(self, function: FunctionSpec) -> None:
@@ -27,9 +34,11 @@ class InlinePlatform:
 
     async def invoke(self, task: ReduceTask, attempt: int) -> ReduceResult:
         self.tasks.append(task)
-        scripted = self._script(task, len(self.tasks)) if self._script else None
-        result = scripted or await asyncio.to_thread(reduce, task, self._access, None, Patience())
-        return dataclasses.replace(result, runtime=Runtime("inline", f"call {len(self.tasks)}", "none"))
+        number = len(self.tasks)
+        result = self._script(task, number) if self._script else None
+        if result is None:
+            result = await asyncio.to_thread(reduce, task, self._access, self._cancellation, Patience())
+        return dataclasses.replace(result, runtime=Runtime("inline", f"call {number}", "none"))
 
     async def release(self) -> None:
         """Nothing to release."""

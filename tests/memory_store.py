@@ -27,8 +27,9 @@ from gradsharding.errors import ObjectGone, StoreRefused
 from gradsharding.store import Completion, ObjectInfo
 
 Hook = Callable[[str, str], None]
-"""Called with the operation ("put_new", "http PUT part") and the key (for "delete" all keys, joined by commas). What it raises
-ends the operation; on the HTTP side that means: the connection is cut without an answer."""
+"""Called with the operation ("put_new", "http PUT part") and the key (for "delete" all keys, joined by commas).
+
+What it raises ends the operation. On the HTTP side that means: the connection is cut without an answer."""
 
 MIN_PART = 5 << 20
 
@@ -63,10 +64,10 @@ def _nothing(op: str, key: str) -> None:
 
 
 class MemoryStore:
-    """All buckets, and the server. Use as a context manager.
+    """All buckets, and the server; a context manager.
 
-    ``atomic_complete``: a conditional Complete looks at the key and writes it in one step; without, it does not look (as
-    SeaweedFS in a race). ``keep_both_parts``: a part that is uploaded twice is kept twice, and the ETag chooses
+    ``atomic_complete``: a conditional Complete looks at the key and writes it in one step; without, it does not look, as
+    SeaweedFS in a race. ``keep_both_parts``: a part that is uploaded twice is kept twice, and the ETag chooses
     (SeaweedFS). ``versioned``: overwritten objects can still be read by version. ``min_part``: the least size of all
     parts but the last. ``now`` is the store's clock, seconds since the epoch.
     """
@@ -295,7 +296,7 @@ class _Front(BaseHTTPRequestHandler):
     wbufsize = -1
     server: _Server
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged."""
 
     def do_GET(self) -> None:
@@ -312,7 +313,7 @@ class _Front(BaseHTTPRequestHandler):
             return
         try:
             reply = self._perform(method, claims, body)
-        except BaseException:  # a hook's: it means the caller, not this thread
+        except BaseException:
             self.close_connection = True
             return
         self._answer(**reply)

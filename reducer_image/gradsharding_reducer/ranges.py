@@ -96,10 +96,10 @@ class Ring:
     def take(self) -> memoryview:
         """The slot of the next job in order, once it is filled; give it back with ``release``."""
         with self._changed:
-            while self._next_taken not in self._ready:
-                if self._stop.requested:
-                    raise cancelled()
+            while not self._stop.requested and self._next_taken not in self._ready:
                 self._changed.wait()
+            if self._stop.requested:
+                raise cancelled()
             slot, error = self._ready.pop(self._next_taken)
             self._next_taken += 1
         if error is not None:

@@ -1,6 +1,7 @@
 """The CRD on a real API server. tests/unit/test_spec.py has parse_round judge the same manifests."""
 
 import json
+import uuid
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from gradsharding.rounds.spec import parse_round
 pytestmark = pytest.mark.cluster
 
 CRDS = Path(__file__).parents[2] / "crds"
-NAMESPACE = "gradsharding-crd-test"
+NAMESPACE = f"gradsharding-crd-{uuid.uuid4().hex[:8]}"
 BASE = manifest({"metadata.name": "changes", "spec.activeDeadlineSeconds": 3600})
 
 
@@ -21,7 +22,6 @@ def namespace():
     require_test_cluster()
     kubectl("apply", "-f", str(CRDS))
     kubectl("wait", "--for=condition=Established", "crd/aggregationrounds.gradsharding.dev", "--timeout=30s")
-    kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=true", "--timeout=40s")
     kubectl("create", "namespace", NAMESPACE)
     yield NAMESPACE
     kubectl("delete", "namespace", NAMESPACE, "--wait=false")

@@ -7,11 +7,28 @@ from pathlib import Path
 
 import pytest
 import yaml
-from crd.manifests import ACCEPTED, CHOICES, DEFAULTS, INTEGERS, LAMBDA, MINIMAL, REJECTED, manifest
+from crd.manifests import (
+    ACCEPTED,
+    BUCKETS,
+    CHOICES,
+    DEFAULTS,
+    ENDPOINT,
+    INTEGERS,
+    KEY,
+    LAMBDA,
+    MINIMAL,
+    PREFIX,
+    REJECTED,
+    SECRETS,
+    SECTIONS,
+    manifest,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradsharding.errors import ManifestError
 from gradsharding.rounds import names
-from gradsharding.rounds.spec import cli_uid, load_round, parse_round
+from gradsharding.rounds.spec import RoundSpec, cli_uid, load_round, parse_round
 
 CRDS = Path(__file__).parents[2] / "crds"
 FULL = manifest(
@@ -203,6 +220,48 @@ def test_yaml_complaints(text, message):
     assert "\n" not in complaint
 
 
+SAMPLE = (CRDS / "samples" / "round.yaml").read_text()
+
+
+def spec_or_sentence(read, *arguments):
+    try:
+        return read(*arguments)
+    except ManifestError as error:
+        return str(error)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_text_is_a_round_or_one_sentence(data):
+    start = data.draw(st.integers(0, len(SAMPLE)))
+    end = data.draw(st.integers(start, min(start + 20, len(SAMPLE))))
+    junk = data.draw(
+        st.text(max_size=8) | st.sampled_from(["\t", "&a ", "*a", "!!int ", "0b_", "? ", "<<: ", "- [", "._"])
+    )
+    got = spec_or_sentence(load_round, SAMPLE[:start] + junk + SAMPLE[end:], "round.yaml")
+    assert isinstance(got, RoundSpec) or (got.startswith("round.yaml") and "\n" not in got)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+FIELDS = [*INTEGERS, *CHOICES, *BUCKETS, *SECRETS, *SECTIONS, KEY, PREFIX, ENDPOINT, "metadata.name"]
+
+
+@settings(deadline=None)
+@given(st.sampled_from(FIELDS), JSON)
+def test_any_value_is_accepted_or_named(path, value):
+    got = spec_or_sentence(parse_round, manifest({path: value}))
+    if isinstance(got, RoundSpec):
+        assert parse_round(got.to_manifest()) == got
+    else:
+        assert path in got
+
+
 def test_an_anchor_on_a_word_is_fine():
     text = yaml.safe_dump(MINIMAL).replace("bucket: federation", "bucket: &b federation", 1)
     assert load_round(text.replace("bucket: federation", "bucket: *b"), "round.yaml") == parse_round(MINIMAL)
@@ -219,8 +278,7 @@ def test_the_file_is_named_before_the_field():
 
 
 def test_the_sample_is_valid():
-    path = CRDS / "samples" / "round.yaml"
-    assert load_round(path.read_text(), path.name).function.memory_mib == 256
+    assert load_round(SAMPLE, "round.yaml").function.memory_mib == 256
 
 
 # The CRD's text, where no server is needed to compare it

@@ -87,12 +87,13 @@ class LocalPlatform:
     startup_seconds = 15.0
 
     def __init__(self, command: Sequence[str] = REDUCER, caps: Sequence[str] | None = None) -> None:
-        self._command = tuple(command)
+        self.command = tuple(command)
+        """What an invocation runs: a task on stdin, its result on stdout."""
+        self._function: FunctionSpec | None = None
         self._allowed = caps
         self._cgroups: CgroupOwner | None = None
         self._kind = ""
         self._untouched = 0
-        self._function: FunctionSpec | None = None
         self._ca: int | None = None
 
     async def prepare(self, function: FunctionSpec) -> None:
@@ -110,7 +111,7 @@ class LocalPlatform:
         """Run one task in a process of its own. Cancelling it ends the process, with 2 seconds to do so by itself."""
         function = self._function
         assert function is not None, "prepare comes first"
-        ended = await self._run(self._command, task.to_json(), function.memory_mib * MIB, function.timeout_seconds)
+        ended = await self._run(self.command, task.to_json(), function.memory_mib * MIB, function.timeout_seconds)
         request = f"pid {ended.pid}"
         if ended.starved:
             cap = f"{function.memory_mib} MiB ({self._kind})"

@@ -42,6 +42,10 @@ POLL_SECONDS = 2.0
 """Between listings while updates are waited for."""
 
 
+LOOK_AGAIN = 3
+"""Passes before a manifest is written although records are missing: somebody removed them."""
+
+
 class Round:
     """One round, as one process sees it. ``advance`` is synchronous and touches nothing but the store; one thread at a time.
 
@@ -76,6 +80,7 @@ class Round:
         )
         self._stitching = Stitching(self.context)
         self._stop_asked = False
+        self._incomplete = 0
 
     def begin_anew(self) -> None:
         """Forget an earlier end of this round, before a first pass: a failure, or a result whose output the user removed."""
@@ -116,7 +121,7 @@ class Round:
         out = read_output(context.output, context.keys.output)
         if out is not None:
             mine = self._mine(out)
-            return self._taken(out, document, look) if mine is None else self._commit(*mine, out, look)
+            return self._taken(out, look) if mine is None else self._commit(*mine, out, look)
         if decided is None or decided.verdict is Verdict.NEXT:
             hopeless = self._hopeless(look)
             if hopeless is not None:
@@ -184,17 +189,22 @@ class Round:
     def _commit(self, plan: Plan, digest: str, out: Output, look: Look) -> Step:
         scratch, listing = self.context.scratch, look.listing
         records = scratch.records(listing, plan.revision)
+        state = progress(plan, digest, records)
+        if not state.complete and self._incomplete < LOOK_AGAIN:
+            # The listing may be older than the output, and another process through since: rule 0 comes first in the next pass.
+            self._incomplete += 1
+            return Step(Phase.ENDING)
         decisions = [scratch.outcome(listing, revision) for revision in listing.revisions]
         stored = [attempt for decision in decisions if decision for attempt in decision.attempts]
         attempts = all_attempts([*stored, *look.calls.attempts], records)
-        state = progress(plan, digest, records)
         body = manifest(plan, state, attempts, out.info.size, out.info.etag, self.context.clock())
         self.context.output.put(self.context.keys.manifest, body)
         return Step(Phase.ENDING, plan=plan, counts=Revision(plan, digest, state).counts)
 
-    def _taken(self, out: Output, document: Mapping[str, Any] | None, look: Look) -> Step:
+    def _taken(self, out: Output, look: Look) -> Step:
         """The output key holds something that no stored plan of mine made."""
         context = self.context
+        document = context.scratch.document(context.keys.manifest)  # read after the output: it is written after it
         whose, changed = "somebody else", list[str]()
         if document is not None and out.plan is not None and out.plan == _plan_of(document):
             whose = f"round {document['round']}"

@@ -27,7 +27,10 @@ PER_CONNECTION = 128 << 10
 """Stack, socket and parser of one prefetching thread."""
 
 TASK_COPIES = 4
-"""A task is there as bytes, as text, as parsed lists and as dataclasses; an extent weighs more than its 25 bytes of JSON."""
+"""A task is there as bytes, as text, as lists and as dataclasses."""
+
+EXTENT_BYTES = 57
+"""What to count an extent as in ``task_bytes``: it has 25 bytes in JSON, but a tuple of numbers weighs more."""
 
 PER_SOURCE = 1_000
 """JSON of a source with one extent, and of a part: mostly their URLs. With a session token a URL is 1.4 kB."""

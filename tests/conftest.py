@@ -1,0 +1,14 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory):
+    """A real S3 server (3 to 10 s to start). Mark its tests with ``xdist_group("seaweedfs")``, so that there is one."""
+    from gradsharding.embedded import EmbeddedStore
+
+    with EmbeddedStore.start(tmp_path_factory.mktemp("seaweedfs")) as store:
+        yield store
