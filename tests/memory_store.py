@@ -66,7 +66,7 @@ def _nothing(op: str, key: str) -> None:
 class MemoryStore:
     """All buckets, and the server; a context manager.
 
-    ``atomic_complete``: a conditional Complete looks at the key and writes it in one step; without, it does not look, as
+    ``atomic_complete``: a conditional Complete looks at the key and writes it in one step; else it does not look, as
     SeaweedFS in a race. ``keep_both_parts``: a part that is uploaded twice is kept twice, and the ETag chooses
     (SeaweedFS). ``versioned``: overwritten objects can still be read by version. ``min_part``: the least size of all
     parts but the last. ``now`` is the store's clock, seconds since the epoch.
@@ -296,7 +296,7 @@ class _Front(BaseHTTPRequestHandler):
     wbufsize = -1
     server: _Server
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Nothing is logged."""
 
     def do_GET(self) -> None:
@@ -313,7 +313,7 @@ class _Front(BaseHTTPRequestHandler):
             return
         try:
             reply = self._perform(method, claims, body)
-        except BaseException:
+        except BaseException:  # noqa: BLE001
             self.close_connection = True
             return
         self._answer(**reply)

@@ -46,7 +46,7 @@ _READY_BUCKET = "gradsharding-ready"
 _STOP_SECONDS = 20.0
 
 
-class _PortTaken(Exception):
+class _PortTaken(Exception):  # noqa: N818
     """Somebody else was faster; other ports may do."""
 
 
@@ -67,7 +67,7 @@ class _Ports:
             "s3": self.s3_grpc,
         }
         names = [f"filer-{self.filer}", f"s3-{self.s3}", *(f"{name}-grpc-{port}" for name, port in grpc.items())]
-        return [f"/tmp/seaweedfs-{name}.sock" for name in names]
+        return [f"/tmp/seaweedfs-{name}.sock" for name in names]  # noqa: S108
 
 
 class EmbeddedStore:
@@ -112,7 +112,7 @@ class EmbeddedStore:
     ) -> Self:
         log = directory / "weed.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-I", keeper.__file__, ":".join(ports.sockets()), *_command(weed, directory, ports)],
                 stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env=os.environ | {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "2"},

@@ -36,7 +36,7 @@ def main(left_behind: str, command: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the end of our input is the one sign
     try:
         # preexec_fn is safe here: this process has one thread.
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)  # noqa: S603
         watched = select.poll()
         watched.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
         watched.register(os.pidfd_open(server.pid), select.POLLIN)

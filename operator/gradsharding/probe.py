@@ -22,7 +22,7 @@ _proven: set[tuple[str, str]] = set()
 
 
 def probe_conditional_put(bucket: Bucket, prefix: str) -> None:
-    """Send 8 conditional PUTs of one fresh key under ``prefix`` at once, and remove it; nothing for a bucket that has passed.
+    """Send 8 conditional PUTs of one fresh key under ``prefix`` at once, and remove it. A bucket that has passed is not asked.
 
     Raises StoreUnsupported unless exactly one wins, StoreUnreachable when not all were answered.
     """
@@ -43,8 +43,8 @@ def probe_conditional_put(bucket: Bucket, prefix: str) -> None:
         bucket.delete([key])
     if wins != 1:
         raise StoreUnsupported(
-            f"The store {bucket.origin} let {wins} of {WRITERS} conditional PUTs of one key win in bucket {bucket.name!r}, "
-            "a round needs exactly one: use a store with atomic 'If-None-Match: *' "
+            f"The store {bucket.origin} let {wins} of {WRITERS} conditional PUTs of one key win in bucket "
+            f"{bucket.name!r}, and a round needs exactly one: use a store with atomic 'If-None-Match: *' "
             "(AWS S3, MinIO, SeaweedFS from 4.17 on), or upgrade this one."
         )
     _proven.add(store)

@@ -71,11 +71,11 @@ class Patience:
 
     def longest_pause(self, failures: int) -> float:
         """Seconds after so many failures (from 1)."""
-        return min(8.0, self.pause * 2 ** (failures - 1))
+        return min(8.0, self.pause * 2.0 ** (failures - 1))
 
     def sleep(self, failures: int) -> None:
         """Between half of the pause and the whole, so that many clients do not come back at once."""
-        time.sleep(self.longest_pause(failures) * random.uniform(0.5, 1.0))
+        time.sleep(self.longest_pause(failures) * random.uniform(0.5, 1.0))  # noqa: S311
 
 
 class Transport:

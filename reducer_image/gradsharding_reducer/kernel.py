@@ -58,12 +58,17 @@ class Finding(NamedTuple):
     disagreement: int | None = None
 
 
-class Scratch:
-    """The kernel's own memory, 1.5 MiB, made once and used for every tile."""
+SCRATCH_BYTES = TILE * 12
 
-    def __init__(self) -> None:
-        self.wide = np.empty(TILE, np.float64)
-        self.small = np.empty(TILE, np.uint32)
+
+class Scratch:
+    """The kernel's own memory, used for every tile: one of float64, one of 32 bits."""
+
+    def __init__(self, memory: Bytes | None = None) -> None:
+        """``memory``: SCRATCH_BYTES, aligned to 8."""
+        memory = np.empty(SCRATCH_BYTES, np.uint8) if memory is None else memory
+        self.wide = memory[: TILE * 8].view(np.float64)
+        self.small = memory[TILE * 8 : TILE * 12].view(np.uint32)
         self.flags = self.small.view(np.bool_)[:TILE]
         self.half = self.small.view(np.uint16)[:TILE]
 

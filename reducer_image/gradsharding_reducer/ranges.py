@@ -92,6 +92,9 @@ class Ring:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+        # `stop` refers to the ring and the ring to `stop`: without this the slots would wait for the garbage collector.
+        self._free.clear()
+        self._ready.clear()
 
     def take(self) -> memoryview:
         """The slot of the next job in order, once it is filled; give it back with ``release``."""

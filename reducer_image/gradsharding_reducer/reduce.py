@@ -14,6 +14,7 @@ import numpy as np
 
 from gradsharding_reducer import __version__, kernel
 from gradsharding_reducer.blocks import Block, ExtentIndex, blocks
+from gradsharding_reducer.buffers import Buffers
 from gradsharding_reducer.cancellation import Cancellation
 from gradsharding_reducer.exchange import Channel, Patience
 from gradsharding_reducer.failures import Refused
@@ -125,13 +126,12 @@ class _Invocation:
         every = [block for part_blocks in plan for block in part_blocks]
         jobs = len(every) * len(task.sources)
         # All memory of the invocation is taken here, in one go, and no larger than this task needs.
-        slot_bytes = max((block.end - block.start for block in every), default=0)
-        elements = max((_elements(block) for block in every), default=0)
-        slots = [np.empty(slot_bytes, np.uint8).data for _ in range(min(task.tuning.prefetch + 1, jobs))]
-        self._accumulator = np.empty(elements, np.float64)
-        self._scratch = kernel.Scratch()
-        self._body = np.empty(max(self._header_bytes(part) + part.end - part.start for part in task.parts), np.uint8)
-
+        self._buffers = Buffers(
+            slots=min(task.tuning.prefetch + 1, jobs),
+            slot_bytes=max((block.end - block.start for block in every), default=0),
+            elements=max((_elements(block) for block in every), default=0),
+            body_bytes=max(self._header_bytes(part) + part.end - part.start for part in task.parts),
+        )
         indices = [ExtentIndex(source.extents) for source in task.sources]
 
         def fill(channel: Channel, job: int, slot: memoryview) -> None:
@@ -142,7 +142,7 @@ class _Invocation:
                 read_range(channel, source, target, read.offset, slot[read.at : read.at + read.length])
 
         fills = [partial(fill, channel) for channel in self._readers[:jobs]]
-        with Ring(fills, jobs, slots, self._stop) as ring:
+        with Ring(fills, jobs, self._buffers.slots, self._stop) as ring:
             slowest = 0.0
             for part, part_blocks in zip(task.parts, plan, strict=True):
                 begun = time.monotonic()
@@ -155,7 +155,7 @@ class _Invocation:
 
     def _fold_part(self, part: Part, part_blocks: list[Block], ring: Ring) -> None:
         header = self._header_bytes(part)
-        body = self._body[: header + part.end - part.start]
+        body = self._buffers.body[: header + part.end - part.start]
         if header and self._task.header is not None:
             with self._stage("read"):
                 self._channel.get_header(self._task.header, body.data[:header])
@@ -181,10 +181,10 @@ class _Invocation:
                     found = kernel.fold(
                         dtype,
                         data[offset : offset + count * width],
-                        self._accumulator[element : element + count],
+                        self._buffers.accumulator[element : element + count],
                         source.weight,
                         i == 0,
-                        self._scratch,
+                        self._buffers.scratch,
                     )
                     if found.bad is not None:
                         self._findings.add_bad(i, block.start + offset + found.bad * width, dtype)
@@ -196,8 +196,8 @@ class _Invocation:
         with self._stage("fold"):
             for dtype, offset, element, count in block.segments:
                 width = kernel.width(dtype)
-                accumulator = self._accumulator[element : element + count]
-                overflow = kernel.finish(dtype, accumulator, total, out[offset : offset + count * width], self._scratch)
+                accumulator = self._buffers.accumulator[element : element + count]
+                overflow = kernel.finish(dtype, accumulator, total, out[offset : offset + count * width], self._buffers.scratch)
                 if overflow is not None:
                     self._findings.add_fault(FaultKind.OVERFLOW, block.start + offset + overflow * width)
 

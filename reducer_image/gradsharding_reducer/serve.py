@@ -36,6 +36,8 @@ IDLE_SECONDS = 120
 """Keep-alive. Knative's queue-proxy reuses idle connections for 90 s; who closes first makes it answer 502."""
 
 _WATCH_MILLISECONDS = 250
+_GRACE_SECONDS = 1.0
+"""A caller may be back before the thread that answered it has put down its work."""
 
 
 class ReducerServer(ThreadingHTTPServer):
@@ -47,6 +49,7 @@ class ReducerServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self.access = access
         self.busy = threading.Lock()
+        self.stopping = False
 
     def server_bind(self) -> None:
         """Without the base class's look-up of the host's name, which can take seconds in a pod."""
@@ -54,9 +57,10 @@ class ReducerServer(ThreadingHTTPServer):
         self.server_name, self.server_port = "reducer", self.server_address[1]
 
     def stop(self) -> None:
-        """Accept nothing more, and return when the running shard is answered."""
+        """Take no new shard, wait until the running one is answered, and end ``serve_forever``."""
+        self.stopping = True
+        self.busy.acquire()  # for good
         self.shutdown()
-        self.busy.acquire()  # for good: whoever comes now on an open connection gets 503
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that hung up is no error, and a traceback could hold a URL."""
@@ -78,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self.path != "/":
             return self._error(404, "there is GET /healthz and POST / here", close=True)
-        if not self.server.busy.acquire(blocking=False):
+        if self.server.stopping or not self.server.busy.acquire(timeout=_GRACE_SECONDS):
             return self._error(503, "busy with another shard", close=True, headers={"Retry-After": "1"})
         try:
             return self._run()

@@ -1,0 +1,114 @@
+"""All commands on one page, and the last word on every error."""
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from gradsharding import __version__
+from gradsharding.cli import exits, terminal
+from gradsharding.cli.plan import plan
+from gradsharding.cli.run import run
+from gradsharding.cli.store import store
+from gradsharding.cli.verify import verify
+from gradsharding.errors import GradsShardingError
+
+app = typer.Typer(
+    name="gradsharding",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# Commands import what they need when they are called: --help answers at once.
+for command in (run, plan, verify, store):
+    app.command(epilog=command.__globals__["EPILOG"])(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"gradsharding {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="[bold]Exit status[/bold]  0 done · 2 bad manifest or usage · 3 the round failed · "
+    "4 the store cannot be reached or refuses · 130 interrupted, run again to continue\n\n"
+    "[bold]Begin with[/bold]  gradsharding store --dir s3 --bucket federation",
+)
+def _root(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001 - its callback does it
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[  # noqa: ARG001 - execute() has taken it out
+        bool, typer.Option("--debug", help="Show tracebacks and the program's log. May stand anywhere.")
+    ] = False,
+) -> int:
+    """Average the model updates of federated-learning clients, shard by shard, in small memory-capped functions.
+
+    Clients put whole .safetensors or .npy files into an S3 bucket; a round reads them and leaves one mean beside them.
+    """
+    if context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help())
+        return exits.INVALID
+    return exits.DONE
+
+
+def execute(arguments: list[str]) -> int:
+    """Run one command; its exit status. Whatever goes wrong is one sentence on stderr, or with --debug a traceback as well."""
+    # Users are told to run the same again with --debug, and will put it last; typer wants it first.
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    _set_up_log(debug)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = app(arguments, prog_name="gradsharding", standalone_mode=False)
+    except BrokenPipeError:
+        sys.stdout = None  # whoever read has left; Python's own flush at exit would complain
+        return exits.INTERNAL
+    except ModuleNotFoundError:
+        raise
+    except (Exception, exits.Interrupted, KeyboardInterrupt) as error:  # noqa: BLE001 - users get a sentence
+        if debug:
+            terminal.show_traceback(error)
+        return _last_word(error, debug)
+    return status if isinstance(status, int) else exits.DONE
+
+
+def _last_word(error: BaseException, debug: bool) -> int:
+    status, _ = exits.status_and_reason(error)
+    match error:
+        case exits.Interrupted() | KeyboardInterrupt():
+            terminal.complain("interrupted", str(error) or "nothing was changed")
+        case typer.TyperException():
+            terminal.complain("error", f"{error.format_message()} See {_command_path(error)} --help.")
+        case GradsShardingError():
+            terminal.complain("error", str(error))
+        case _:
+            what = f"{type(error).__name__}: {error}" if debug else type(error).__name__
+            terminal.complain("bug", what if debug else f"{what}, run again with --debug")
+    return status
+
+
+def _command_path(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "gradsharding"
+
+
+def _set_up_log(debug: bool) -> None:
+    """The log is for developers: without --debug nothing of it is shown, not even by Python's last resort."""
+    log = logging.getLogger("gradsharding")
+    log.handlers[:] = [_EscapingHandler() if debug else logging.NullHandler()]
+    log.propagate = False
+    log.setLevel(logging.DEBUG if debug else logging.CRITICAL)
+
+
+class _EscapingHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).splitlines():
+            sys.stderr.write(terminal.printable(line) + "\n")

@@ -1,0 +1,1 @@
+"""Federated learning for real, on one machine: what ``gradsharding demo`` trains, averages, checks and draws."""
