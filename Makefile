@@ -17,7 +17,7 @@ test: .venv/ready  ## Run every test
 	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
 quick: .venv/ready  ## Run the tests that take seconds
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not cluster" $(ARGS)
 
 lint: .venv/ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -191,7 +191,7 @@ class Workload:
         self, updates: Sequence[Update], sizing: Sizing, memory_mib: int, runs: int
     ) -> list[ReduceResult]:
         platform, results = LocalPlatform(), []
-        await platform.prepare(FunctionSpec(memory_mib, 300, 1, (self.bucket.origin,)))
+        await platform.prepare(FunctionSpec(memory_mib, 300, 1, 1, (self.bucket.origin,)))
         try:
             for _ in range(runs):
                 upload = self.bucket.create_upload(_OUTPUT_KEY)

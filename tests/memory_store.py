@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import hmac
 import json
-import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from memory_content import Content, Stored, Upload, md5
+from memory_front import Front, Server
 
 from gradsharding.errors import ObjectGone, StoreRefused
 from gradsharding.store import Completion, ObjectInfo
@@ -32,31 +30,6 @@ Hook = Callable[[str, str], None]
 What it raises ends the operation. On the HTTP side that means: the connection is cut without an answer."""
 
 MIN_PART = 5 << 20
-
-
-@dataclass
-class Stored:
-    body: bytes
-    etag: str
-    last_modified: datetime
-    version_id: str | None
-    metadata: Mapping[str, str]
-
-
-@dataclass
-class Upload:
-    key: str
-    parts: dict[int, list[tuple[str, bytes]]] = field(default_factory=dict)
-    """By number, in the order of arrival: (ETag, body)."""
-
-
-@dataclass
-class Content:
-    """What one bucket holds."""
-
-    objects: dict[str, Stored] = field(default_factory=dict)
-    versions: dict[tuple[str, str], Stored] = field(default_factory=dict)
-    uploads: dict[str, Upload] = field(default_factory=dict)
 
 
 def _nothing(op: str, key: str) -> None:
@@ -92,7 +65,7 @@ class MemoryStore:
         self.buckets: dict[str, Content] = {}
         self.lock = threading.RLock()
         self._secret = secrets.token_bytes(32)
-        self._server = _Server(("127.0.0.1", 0), _Front)
+        self._server = Server(("127.0.0.1", 0), Front)
         self._server.store = self
         self.origin = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -203,13 +176,13 @@ class MemoryBucket:
 
     def put(self, key: str, body: bytes, metadata: Mapping[str, str] | None = None) -> None:
         with self._operation("put", key):
-            self.store.write(self.name, key, body, _md5(body), metadata or {})
+            self.store.write(self.name, key, body, md5(body), metadata or {})
 
     def put_new(self, key: str, body: bytes) -> bool:
         with self._operation("put_new", key) as content:
             free = key not in content.objects
             if free:
-                self.store.write(self.name, key, body, _md5(body), {})
+                self.store.write(self.name, key, body, md5(body), {})
         return free
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -228,7 +201,7 @@ class MemoryBucket:
             return self._complete(content, key, upload, etags)
 
     def _complete(self, content: Content, key: str, upload: str, etags: Mapping[int, str]) -> Completion:
-        begun = _upload(content, key, upload)
+        begun = content.upload(upload, key)
         if begun is None:
             return Completion.NO_SUCH_UPLOAD
         if self.store.atomic_complete and key in content.objects:
@@ -242,20 +215,20 @@ class MemoryBucket:
         if not bodies or any(len(body) < self.store.min_part for body in bodies[:-1]):
             return Completion.INVALID_PART
         digests = b"".join(bytes.fromhex(etag) for _, etag in sorted(etags.items()))
-        self.store.write(self.name, key, b"".join(bodies), f"{_md5(digests)}-{len(bodies)}", {})
+        self.store.write(self.name, key, b"".join(bodies), f"{md5(digests)}-{len(bodies)}", {})
         del content.uploads[upload]
         return Completion.COMPLETED
 
     def abort_upload(self, key: str, upload: str) -> bool:
         with self._operation("abort_upload", key) as content:
-            known = _upload(content, key, upload) is not None
+            known = content.upload(upload, key) is not None
             if known:
                 del content.uploads[upload]
         return known
 
     def list_parts(self, key: str, upload: str) -> Mapping[int, Sequence[str]] | None:
         with self._operation("list_parts", key) as content:
-            begun = _upload(content, key, upload)
+            begun = content.upload(upload, key)
             return None if begun is None else {n: [etag for etag, _ in kept] for n, kept in sorted(begun.parts.items())}
 
     def list_uploads(self, key: str) -> Sequence[str]:
@@ -273,135 +246,6 @@ class MemoryBucket:
         return self.store.sign(claims, lifetime)
 
 
-class _Server(ThreadingHTTPServer):
-    store: MemoryStore
-    daemon_threads = True
-    block_on_close = False  # clients keep their connections
-    request_queue_size = 128
-
-    def server_bind(self) -> None:
-        # As HTTPServer's, without its look-up of the host's name.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no news, and a hook that raises means it."""
-
-
-class _Front(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    wbufsize = -1
-    server: _Server
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing is logged."""
-
-    def do_GET(self) -> None:
-        self._serve("GET", b"")
-
-    def do_PUT(self) -> None:
-        self._serve("PUT", self.rfile.read(int(self.headers.get("Content-Length", "0"))))
-
-    def _serve(self, method: str, body: bytes) -> None:
-        store = self.server.store
-        claims = store.claims(self.path)
-        if claims is None or claims["method"] != method:
-            self._answer(403, error="AccessDenied")
-            return
-        try:
-            reply = self._perform(method, claims, body)
-        except BaseException:  # noqa: BLE001
-            self.close_connection = True
-            return
-        self._answer(**reply)
-
-    def _perform(self, method: str, claims: dict[str, Any], body: bytes) -> dict[str, Any]:
-        store = self.server.store
-        op = f"http {method}" + (" part" if "number" in claims else "")
-        store.before(op, claims["key"])
-        with store.lock:
-            content = store.buckets.get(claims["bucket"])
-            if content is None:
-                reply: dict[str, Any] = {"status": 404, "error": "NoSuchBucket"}
-            elif method == "GET":
-                reply = self._get(content, claims)
-            elif not self._intact(body):
-                reply = {"status": 400, "error": "BadDigest"}
-            elif "number" in claims:
-                reply = self._put_part(content, claims, body)
-            else:
-                reply = self._put(claims, body)
-        store.after(op, claims["key"])
-        return reply
-
-    def _get(self, content: Content, claims: dict[str, Any]) -> dict[str, Any]:
-        key, version = claims["key"], claims["version"]
-        stored = content.versions.get((key, version)) if version else content.objects.get(key)
-        if stored is None:
-            return {"status": 404, "error": "NoSuchVersion" if version else "NoSuchKey"}
-        if self.headers.get("If-Match", f'"{stored.etag}"').strip('"') != stored.etag:
-            return {"status": 412, "error": "PreconditionFailed"}
-        headers = {"ETag": f'"{stored.etag}"'}
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if wanted is None:
-            return {"status": 200, "headers": headers, "body": stored.body}
-        start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(stored.body))
-        if start >= len(stored.body):
-            return {"status": 416, "error": "InvalidRange"}
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(stored.body)}"
-        return {"status": 206, "headers": headers, "body": memoryview(stored.body)[start:end]}
-
-    def _put(self, claims: dict[str, Any], body: bytes) -> dict[str, Any]:
-        store = self.server.store
-        if self.headers.get("If-None-Match") == "*" and claims["key"] in store.content(claims["bucket"]).objects:
-            return {"status": 412, "error": "PreconditionFailed"}
-        prefix = "x-amz-meta-"
-        metadata = {n.lower().removeprefix(prefix): v for n, v in self.headers.items() if n.lower().startswith(prefix)}
-        stored = store.write(claims["bucket"], claims["key"], body, _md5(body), metadata)
-        return {"status": 200, "headers": {"ETag": f'"{stored.etag}"'}}
-
-    def _put_part(self, content: Content, claims: dict[str, Any], body: bytes) -> dict[str, Any]:
-        begun = _upload(content, claims["key"], claims["upload"])
-        if begun is None:
-            return {"status": 404, "error": "NoSuchUpload"}
-        etag = _md5(body)
-        kept = begun.parts.setdefault(claims["number"], [])
-        if not self.server.store.keep_both_parts:
-            kept.clear()
-        if (etag, body) not in kept:
-            kept.append((etag, body))
-        return {"status": 200, "headers": {"ETag": f'"{etag}"'}}
-
-    def _intact(self, body: bytes) -> bool:
-        digest = self.headers.get("Content-MD5")
-        return digest is None or digest == base64.b64encode(hashlib.md5(body).digest()).decode()
-
-    def _answer(
-        self,
-        status: int,
-        headers: Mapping[str, str] | None = None,
-        body: bytes | memoryview = b"",
-        error: str | None = None,
-    ) -> None:
-        if error is not None:
-            body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{error}</Code></Error>'.encode()
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
-
-def _upload(content: Content, key: str, upload: str) -> Upload | None:
-    begun = content.uploads.get(upload)
-    return begun if begun is not None and begun.key == key else None
-
-
 def _info(key: str, stored: Stored, *, whole: bool = True) -> ObjectInfo:
     return ObjectInfo(
         key=key,
@@ -411,7 +255,3 @@ def _info(key: str, stored: Stored, *, whole: bool = True) -> ObjectInfo:
         version_id=stored.version_id if whole else None,
         metadata=dict(stored.metadata) if whole else {},
     )
-
-
-def _md5(body: bytes) -> str:
-    return hashlib.md5(body).hexdigest()

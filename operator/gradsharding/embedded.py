@@ -148,6 +148,11 @@ class EmbeddedStore:
             time.sleep(0.1)
         self.remove_bucket(_READY_BUCKET)
 
+    @property
+    def running(self) -> bool:
+        """Whether the server has not ended."""
+        return self._process.poll() is None
+
     def bucket(self, name: str) -> S3Bucket:
         """A bucket of this store, which need not exist yet."""
         return S3Bucket.connect(self.endpoint, name, REGION, static(self.access_key, self.secret_key))

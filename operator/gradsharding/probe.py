@@ -22,7 +22,7 @@ _proven: set[tuple[str, str]] = set()
 
 
 def probe_conditional_put(bucket: Bucket, prefix: str) -> None:
-    """Send 8 conditional PUTs of one fresh key under ``prefix`` at once, and remove it. A bucket that has passed is not asked.
+    """Send 8 conditional PUTs of one fresh key at once, and remove it; a bucket that has passed is not asked again.
 
     Raises StoreUnsupported unless exactly one wins, StoreUnreachable when not all were answered.
     """

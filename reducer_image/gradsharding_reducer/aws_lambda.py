@@ -11,6 +11,7 @@ from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy comes in with the reducer
 
+from gradsharding_reducer import peak_rss
 from gradsharding_reducer.access import Access
 from gradsharding_reducer.entrance import describe, read_task
 from gradsharding_reducer.failures import ReducerFailure
@@ -27,6 +28,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
     Raises ContractError, ReducerFailure or MemoryError: Lambda reports the class as ``errorType``.
     """
+    peak_rss.reset()
     packed = event["gzip"] if isinstance(event, dict) and set(event) == {"gzip"} else None
     if packed is None:
         task = read_task(json.dumps(event).encode())

@@ -29,9 +29,7 @@ class Buffers:
             mapping = mmap.mmap(-1, starts[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError):
             raise MemoryError(f"{starts[-1]} bytes of buffers") from None
-        pieces = [
-            np.frombuffer(mapping, np.uint8, size, start) for size, start in zip(sizes, starts[:-1], strict=True)
-        ]
+        pieces = [np.frombuffer(mapping, np.uint8, size, start) for size, start in zip(sizes, starts[:-1], strict=True)]
         *filled, accumulator, body, scratch = pieces
         self.slots = [slot.data for slot in filled]
         self.accumulator: kernel.Doubles = accumulator.view(np.float64)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradsharding_reducer import __version__, kernel
+from gradsharding_reducer import __version__, kernel, peak_rss
 from gradsharding_reducer.blocks import Block, ExtentIndex, blocks
 from gradsharding_reducer.buffers import Buffers
 from gradsharding_reducer.cancellation import Cancellation
@@ -52,7 +51,6 @@ def reduce(
     ``faults`` are given only where ``bad`` is empty: a bad source may have caused them.
     Raises ReducerFailure when there is no answer, MemoryError when the cap is too small for the task's tuning.
     """
-    _reset_peak_rss()
     return _Invocation(task, access, cancellation or Cancellation(), patience or Patience()).run()
 
 
@@ -197,7 +195,8 @@ class _Invocation:
             for dtype, offset, element, count in block.segments:
                 width = kernel.width(dtype)
                 accumulator = self._buffers.accumulator[element : element + count]
-                overflow = kernel.finish(dtype, accumulator, total, out[offset : offset + count * width], self._buffers.scratch)
+                data = out[offset : offset + count * width]
+                overflow = kernel.finish(dtype, accumulator, total, data, self._buffers.scratch)
                 if overflow is not None:
                     self._findings.add_fault(FaultKind.OVERFLOW, block.start + offset + overflow * width)
 
@@ -230,7 +229,7 @@ class _Invocation:
             started=self._started,
             finished=time.time(),
             seconds={name: round(seconds, 6) for name, seconds in self._seconds.items()},
-            peak_rss_bytes=_peak_rss(),
+            peak_rss_bytes=peak_rss.read(),
             reducer=__version__,
         )
 
@@ -238,21 +237,3 @@ class _Invocation:
 def _elements(block: Block) -> int:
     last = block.segments[-1]
     return last.element + last.elements
-
-
-def _reset_peak_rss() -> None:
-    """Let the kernel forget the peak of earlier invocations in this process, where it can (Linux, not in gVisor)."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_rss() -> int:
-    """Peak resident memory of the process in bytes; 0 where the kernel does not tell."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy comes in with the reducer
 
+from gradsharding_reducer import peak_rss
 from gradsharding_reducer.access import Access
 from gradsharding_reducer.cancellation import Cancellation
 from gradsharding_reducer.entrance import TaskTooLargeError, complain, describe, on_sigterm, read_task
@@ -95,6 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._error(411, "a task needs a Content-Length", close=True)
         if len(length) > 18 or int(length) > BODY_LIMIT:
             return self._error(413, f"task is larger than {BODY_LIMIT >> 20} MiB as sent: gzip it", close=True)
+        peak_rss.reset()
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             self.close_connection = True

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gradsharding import embedded
+from gradsharding import embedded, keeper
 from gradsharding.credentials import static
 from gradsharding.embedded import EmbeddedStore
 from gradsharding.errors import StoreRefused, StoreUnreachable
@@ -60,27 +60,82 @@ def sockets(endpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_it_ends_with_its_starter_and_the_directory_keeps_keys_and_data(tmp_path, sign):
+def test_it_ends_with_its_starter_and_the_directory_keeps_keys_and_data(tmp_path):
     with subprocess.Popen([sys.executable, "-c", STARTER, tmp_path], stdout=subprocess.PIPE) as starter:
         endpoint, access_key, secret_key = json.loads(starter.stdout.readline())
         assert len(processes(tmp_path)) == 2
         assert sockets(endpoint)
-        starter.send_signal(sign)
+        starter.kill()
     assert wait_for(lambda: not processes(tmp_path))
-    assert sockets(endpoint) == []
+    assert wait_for(lambda: not sockets(endpoint))
 
     with EmbeddedStore.start(tmp_path) as store:
         assert (store.access_key, store.secret_key) == (access_key, secret_key)
         assert store.bucket("kept").get("key") == b"body"
     assert processes(tmp_path) == []
-
-
-def test_it_ends_with_its_keeper(tmp_path):
-    with EmbeddedStore.start(tmp_path) as store:
-        os.kill(store._process.pid, signal.SIGKILL)
-        assert wait_for(lambda: not processes(tmp_path))
     store.stop()
+
+
+class TestKeeper:
+    """What stands between the starter and the server, with a small server in SeaweedFS's place."""
+
+    @pytest.fixture
+    def keep(self, tmp_path):
+        """Starts a keeper of a shell script; waits until that is up."""
+        keepers = []
+
+        def start(script):
+            left_behind = f"{tmp_path}/a.sock:{tmp_path}/b.sock"
+            (tmp_path / "a.sock").touch()
+            command = [sys.executable, "-I", keeper.__file__, left_behind, "bash", "-c", script, f"-dir={tmp_path}"]
+            started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            keepers.append(started)
+            assert started.stdout.readline() == b"up\n"
+            return started
+
+        yield start
+        for started in keepers:
+            started.kill()
+            started.communicate()
+
+    @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT], ids=lambda sign: sign.name)
+    def test_the_server_ends_with_the_starter_whatever_ends_that(self, tmp_path, sign):
+        """SIGTERM has no handler here: the starter ends without a clean-up of its own."""
+        starter = (
+            "import subprocess, sys, time; from gradsharding import keeper; "
+            "subprocess.Popen([sys.executable, keeper.__file__, '', 'bash', '-c', 'echo up; sleep 600 & wait', "
+            "sys.argv[1]], stdin=subprocess.PIPE, start_new_session=True); time.sleep(600)"
+        )
+        command = [sys.executable, "-c", starter, f"-dir={tmp_path}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout.readline() == b"up\n"
+            process.send_signal(sign)
+            process.stdout.close()
+        assert wait_for(lambda: not processes(tmp_path))
+
+    def test_a_server_that_does_not_listen_is_killed_and_its_sockets_removed(self, keep, tmp_path):
+        kept = keep("trap 'echo asked' TERM; echo up; while true; do sleep 0.1; done")
+        output, _ = kept.communicate(timeout=30)
+
+        assert output == b"asked\n"
+        assert kept.returncode == 1
+        assert not processes(tmp_path)
+        assert list(tmp_path.glob("*.sock")) == []
+
+    def test_signals_to_the_group_are_the_starters_business(self, keep, tmp_path):
+        """Ctrl-C in a terminal reaches all: the server must not end before its starter has finished with it."""
+        kept = keep("echo up; sleep 600 & wait")
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            kept.send_signal(sign)
+        assert len(processes(tmp_path)) == 2
+        kept.communicate(timeout=30)
+        assert kept.returncode == 1
+
+    def test_the_server_ends_with_the_keeper(self, keep, tmp_path):
+        kept = keep("echo up; exec sleep 600")
+        kept.kill()
+        assert kept.wait(30) == -signal.SIGKILL
+        assert wait_for(lambda: not processes(tmp_path))
 
 
 def test_only_this_machine_can_reach_it(seaweedfs):
@@ -88,7 +143,7 @@ def test_only_this_machine_can_reach_it(seaweedfs):
     [server] = [
         pid for pid in processes_of_port(seaweedfs) if "weed" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
     ]
-    inodes = {os.readlink(file) for file in Path(f"/proc/{server}/fd").iterdir() if file.is_symlink()}
+    inodes = {str(file.readlink()) for file in Path(f"/proc/{server}/fd").iterdir() if file.is_symlink()}
     rows = [line.split() for line in Path(f"/proc/{server}/net/tcp").read_text().splitlines()[1:]]
     rows += [line.split() for line in Path(f"/proc/{server}/net/tcp6").read_text().splitlines()[1:]]
     listening = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
@@ -113,7 +168,7 @@ def test_the_keys_are_for_their_owner_alone(tmp_path):
     assert stat.S_IMODE((tmp_path / "s3.json").stat().st_mode) == 0o600
     assert embedded._keys(tmp_path) == first
     assert embedded._keys(tmp_path / "other") != first
-    assert [file.name for file in tmp_path.iterdir()] == ["s3.json", "other"] or len(list(tmp_path.iterdir())) == 2
+    assert {file.name for file in tmp_path.iterdir()} == {"s3.json", "other"}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"identities": []}', '{"identities": [{"credentials": 1}]}'])
@@ -160,7 +215,7 @@ def test_a_server_that_dies_shows_the_end_of_its_log(tmp_path, monkeypatch):
     weed.chmod(0o755)
     monkeypatch.setattr(embedded, "find_weed", lambda: weed)
 
-    with pytest.raises(StoreUnreachable, match="ended at once(.|\n)*the disk is on fire"):
+    with pytest.raises(StoreUnreachable, match=r"ended at once(.|\n)*the disk is on fire"):
         EmbeddedStore.start(tmp_path / "data")
 
 

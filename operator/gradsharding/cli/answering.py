@@ -1,17 +1,19 @@
-"""What happens around every command: the first Ctrl-C ends it in good order, and with ``--json`` an error is an object, too."""
+"""What happens around every command: the first Ctrl-C ends it in good order, with ``--json`` an error is an object."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gradsharding.cli.exits import INTERRUPTED, Interrupted, status_and_reason
 from gradsharding.cli.terminal import print_json, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from types import FrameType
 
 T = TypeVar("T")
 
@@ -20,7 +22,7 @@ _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM while a command runs. The first one raises Interrupted in the main thread, a second quits at once."""
+    """Ctrl-C and SIGTERM while a command runs. The first raises Interrupted in the main thread, the next quits."""
 
     def __init__(self) -> None:
         self._seen = False
@@ -29,7 +31,7 @@ class Interrupts:
     def handle(self, _number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
         if self._seen:
-            # The ring of a bar hides the cursor. Nothing is lost: reducers and servers end with this process.
+            # A bar hides the cursor. Nothing is lost: reducers and servers end with this process.
             if os.isatty(2):
                 os.write(2, _SHOW_CURSOR)
             os._exit(INTERRUPTED)
@@ -37,7 +39,7 @@ class Interrupts:
         self._act()
 
     def run(self, work: Coroutine[Any, Any, T], advice: str) -> T:
-        """``asyncio.run`` that a signal ends by cancelling ``work``, which has all the time it needs. Then raises Interrupted(advice)."""
+        """``asyncio.run`` that a signal ends by cancelling ``work``, for which it waits; then Interrupted(advice)."""
 
         async def supervised() -> T:
             loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)

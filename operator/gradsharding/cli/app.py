@@ -1,17 +1,14 @@
 """All commands on one page, and the last word on every error."""
 
 import logging
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from gradsharding import __version__
-from gradsharding.cli import exits, terminal
-from gradsharding.cli.plan import plan
-from gradsharding.cli.run import run
-from gradsharding.cli.store import store
-from gradsharding.cli.verify import verify
+from gradsharding.cli import exits, plan, run, store, terminal, verify
 from gradsharding.errors import GradsShardingError
 
 app = typer.Typer(
@@ -22,8 +19,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Commands import what they need when they are called: --help answers at once.
-for command in (run, plan, verify, store):
-    app.command(epilog=command.__globals__["EPILOG"])(command)
+app.command(epilog=run.EPILOG)(run.run)
+app.command(epilog=plan.EPILOG)(plan.plan)
+app.command(epilog=verify.EPILOG)(verify.verify)
+app.command(epilog=store.EPILOG)(store.store)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,7 +57,7 @@ def _root(
 
 
 def execute(arguments: list[str]) -> int:
-    """Run one command; its exit status. Whatever goes wrong is one sentence on stderr, or with --debug a traceback as well."""
+    """Run one command; its exit status. Whatever goes wrong is one sentence on stderr, with --debug a traceback."""
     # Users are told to run the same again with --debug, and will put it last; typer wants it first.
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -69,7 +68,9 @@ def execute(arguments: list[str]) -> int:
     try:
         status = app(arguments, prog_name="gradsharding", standalone_mode=False)
     except BrokenPipeError:
-        sys.stdout = None  # whoever read has left; Python's own flush at exit would complain
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # who read has left; the flush at exit would complain
         return exits.INTERNAL
     except ModuleNotFoundError:
         raise
@@ -103,9 +104,9 @@ def _command_path(error: typer.TyperException) -> str:
 def _set_up_log(debug: bool) -> None:
     """The log is for developers: without --debug nothing of it is shown, not even by Python's last resort."""
     log = logging.getLogger("gradsharding")
-    log.handlers[:] = [_EscapingHandler() if debug else logging.NullHandler()]
-    log.propagate = False
-    log.setLevel(logging.DEBUG if debug else logging.CRITICAL)
+    log.addHandler(_EscapingHandler() if debug else logging.NullHandler())
+    if debug:
+        log.setLevel(logging.DEBUG)
 
 
 class _EscapingHandler(logging.Handler):

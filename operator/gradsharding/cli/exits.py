@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM; what the user should know now, if anything. No Exception, so that no handler takes it for an error."""
+    """Ctrl-C or SIGTERM, with advice, if there is any. No Exception, so that no handler takes it for an error."""
 
 
 def status_and_reason(error: BaseException) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from typer import BadParameter
@@ -14,7 +15,9 @@ from gradsharding.errors import ManifestError, StoreRefused, StoreUnreachable
 from gradsharding.rounds import names
 from gradsharding.rounds.spec import RoundSpec, load_round
 from gradsharding.s3 import S3Bucket
-from gradsharding.store import Bucket
+
+if TYPE_CHECKING:
+    from gradsharding.store import Bucket
 
 _MAX_FILE = 1 << 20
 

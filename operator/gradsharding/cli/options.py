@@ -12,7 +12,9 @@ RoundFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout instead of tables.")]
 OutputKey = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="Write to this key instead of spec.output.key: another round, with its own result."),
+    typer.Option(
+        metavar="KEY", help="Write to this key instead of spec.output.key: another round, with its own result."
+    ),
 ]
 Profile = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""What reaches the terminal. Text of stores and files is somebody else's: it must not move the cursor or pretend to be ours.
+"""What reaches the terminal. Text of stores and files is somebody else's: it must not move the cursor or pass for ours.
 
 Messages and progress go to stderr, results to stdout.
 """
@@ -9,10 +9,11 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from rich.console import Console
 
 _SECRETS = re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s'\"]+", re.IGNORECASE)
@@ -21,7 +22,7 @@ _ANY_WIDTH = 4096
 
 
 def printable(text: object) -> str:
-    """One line without a character that a terminal acts upon: controls such as ESC, line ends and text direction are written out.
+    """One line without anything that a terminal acts upon: ESC, line ends, text direction and the like are escaped.
 
     Markup of rich needs no escape, since no console of ours reads it.
     """
@@ -29,7 +30,7 @@ def printable(text: object) -> str:
 
 
 def console(*, stderr: bool = True) -> Console:
-    """A console that takes all text literally: no markup, no emoji codes, nothing guessed from what a text looks like."""
+    """A console that takes all text literally: no markup, no emoji codes, nothing guessed from a text's looks."""
     from rich.console import Console
 
     made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)

@@ -12,12 +12,14 @@ from gradsharding_reducer.task import ReduceResult, ReduceTask
 class FunctionSpec:
     """What every function of a round is given.
 
-    ``origins`` are the ``scheme://host:port`` that it may talk to; ``ca_pem`` are further certificates to trust.
+    ``at_once``: how many of this round's shards run at once, at most. ``origins`` are the ``scheme://host:port`` that it may
+    talk to; ``ca_pem`` are further certificates to trust.
     """
 
     memory_mib: int
     timeout_seconds: int
     max_concurrency: int
+    at_once: int
     origins: tuple[str, ...]
     ca_pem: str | None = None
 
@@ -31,7 +33,7 @@ class Platform(Protocol):
     """The longest that a call may wait for its environment; URLs live that much longer."""
 
     async def prepare(self, function: FunctionSpec) -> None:
-        """Make the function ready. Raises RoundFailed when it cannot be had, with the reason for the user."""
+        """Make the function ready; harmless when it is. Raises RoundFailed when it cannot be had, with the reason for the user."""
         ...
 
     async def invoke(self, task: ReduceTask, attempt: int) -> ReduceResult:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from gradsharding.errors import RoundFailed, StoreError
 from gradsharding.platforms import (
     FunctionFailed,
+    FunctionSpec,
     InvocationError,
     OutOfMemory,
     Platform,
@@ -135,12 +136,22 @@ def hopeless(end: Exception | None, limits: Limits) -> RoundFailed:
 class Dispatcher:
     """The calls of one round. Lives in one event loop; only ``sign`` runs elsewhere."""
 
-    def __init__(self, platform: Platform, sign: Sign, limits: Limits, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        function: Callable[[Plan], FunctionSpec],
+        sign: Sign,
+        limits: Limits,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._platform = platform
+        self._function = function
         self._sign = sign
         self._limits = limits
         self._clock = clock
         self._slots = asyncio.Semaphore(limits.max_concurrency)
+        self._preparing = asyncio.Lock()
+        self._prepared = ""
         self._digest = ""
         self._states: dict[int, ShardState] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -214,6 +225,7 @@ class Dispatcher:
         sizing = memory.lower(most, state.step) or most
         try:
             await asyncio.sleep(max(0.0, state.not_before - self._clock()))
+            await self._prepare(plan, digest)
             async with self._slots:
                 started = self._clock()
                 task = await asyncio.to_thread(self._sign, plan, shard, parts, sizing)
@@ -234,6 +246,13 @@ class Dispatcher:
             self._attempts.append(self._attempt(plan, shard, parts, sizing, started, end))
             # Spreads retries; nothing secret hangs on it.
             self._states[shard] = after(state, end, most, self._limits, self._clock(), random.random())  # noqa: S311
+
+    async def _prepare(self, plan: Plan, digest: str) -> None:
+        """Before the first call of a plan, since only that tells how many shards there are."""
+        async with self._preparing:
+            if self._prepared != digest:
+                await self._platform.prepare(self._function(plan))
+                self._prepared = digest
 
     def _attempt(
         self, plan: Plan, shard: int, parts: tuple[PlannedPart, ...], sizing: memory.Sizing, started: float, end: ReduceResult | Exception

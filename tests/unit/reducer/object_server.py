@@ -1,4 +1,4 @@
-"""An object server in memory that does what a script tells it: ranged GETs with If-Match, PUTs, and faults on demand."""
+"""An object server in memory: ranged GETs with If-Match, PUTs, and faults as a script tells it."""
 
 import contextlib
 import hashlib
@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class ObjectServer:
     """``faults`` is called with (method, path, nth request of this method and path) before each request.
 
-    It returns None to be served well, or a function of the handler that answers otherwise. ``bytes_per_second`` slows bodies
-    of GETs down, for each connection.
+    It returns None to be served well, or a function of the handler that answers otherwise. ``bytes_per_second`` slows
+    down the bodies of GETs, for each connection.
     """
 
     def __init__(self, faults=None, bytes_per_second=None, tls=None):

@@ -1,4 +1,4 @@
-"""The bit contract in ten lines of plain numpy: obviously right, slow, whole arrays in memory. Shares nothing with the reducer."""
+"""The bit contract in ten lines of plain numpy: obviously right, slow, and shares nothing with the reducer."""
 
 import math
 from fractions import Fraction
@@ -16,7 +16,7 @@ NUMPY = {
 
 
 def reference_mean(arrays, weights, dtype):
-    """The weighted mean of equally shaped arrays, in their order; ``dtype`` is a safetensors name. BOOL arrays are bytes."""
+    """The weighted mean of equally shaped arrays, in their order; ``dtype`` by its safetensors name, BOOL as bytes."""
     if dtype == "BOOL":
         return np.array(arrays[0])
     with np.errstate(all="ignore"):
@@ -25,7 +25,9 @@ def reference_mean(arrays, weights, dtype):
             total = total + np.float64(weight) * array.astype(np.float64)
         mean = total / np.float64(sum(int(w) for w in weights))
         if dtype == "BF16":
-            return np.array([nearest_bf16(x) for x in mean.flat], np.uint16).view(ml_dtypes.bfloat16).reshape(mean.shape)
+            return (
+                np.array([nearest_bf16(x) for x in mean.flat], np.uint16).view(ml_dtypes.bfloat16).reshape(mean.shape)
+            )
         if dtype[0] in "IU":
             mean = np.rint(mean)
         return mean.astype(NUMPY[dtype])

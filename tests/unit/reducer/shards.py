@@ -2,12 +2,22 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from unit.reducer.reference import NUMPY, reference_mean
 
 from gradsharding_reducer.task import (
-    DTYPES, Extent, Header, Method, Part, ReduceTask, Run, Source, SourceObject, Tuning,
+    DTYPES,
+    Extent,
+    Header,
+    Method,
+    Part,
+    ReduceTask,
+    Run,
+    Source,
+    SourceObject,
+    Tuning,
 )  # fmt: skip
 
 
@@ -35,14 +45,21 @@ def values(rng, dtype, count):
 
 
 def make_shard(
-    server, tensors, weights, part_bytes, range_bytes=65536, prefetch=3, budget=600.0, seed=0, header=b"{}      ", orders=None
+    server,
+    tensors,
+    weights,
+    part_bytes,
+    range_bytes=65536,
+    prefetch=3,
+    budget=600.0,
+    seed=0,
+    header=b"{}      ",
+    orders=None,
 ):
-    """``tensors`` is a list of (dtype, elements) in canonical order; ``orders`` gives each source an order of its own."""
+    """``tensors`` is a list of (dtype, elements) in canonical order; ``orders`` gives each source its own."""
     rng = np.random.default_rng(seed)
     updates = [[values(rng, dtype, count) for dtype, count in tensors] for _ in weights]
-    means = [
-        reference_mean([update[i] for update in updates], weights, dtype) for i, (dtype, _) in enumerate(tensors)
-    ]
+    means = [reference_mean([update[i] for update in updates], weights, dtype) for i, (dtype, _) in enumerate(tensors)]
     runs, at = [], 0
     for dtype, count in tensors:
         end = at + count * DTYPES[dtype]
@@ -66,12 +83,14 @@ def make_shard(
         etag = server.put(f"update-{i}", body)
         sources.append(Source("update", weights[i], (SourceObject(server.url(f"update-{i}"), etag),), tuple(extents)))
     parts = tuple(
-        Part(0, n + 1, start, end, server.url(f"part-{n + 1}")) for n, (start, end) in enumerate(cut(runs, at, part_bytes))
+        Part(0, n + 1, start, end, server.url(f"part-{n + 1}"))
+        for n, (start, end) in enumerate(cut(runs, at, part_bytes))
     )
     server.put("header", header)
     task = ReduceTask(
-        round="uid", revision=1, shard=0, plan="00" * 32, method=Method("FedAvg"), sources=tuple(sources), runs=tuple(runs),
-        parts=parts, header=Header(server.url("header"), len(header), hashlib.sha256(header).hexdigest()),
+        round="uid", revision=1, shard=0, plan="00" * 32, method=Method("FedAvg"), sources=tuple(sources),
+        runs=tuple(runs), parts=parts,
+        header=Header(server.url("header"), len(header), hashlib.sha256(header).hexdigest()),
         record_url=server.url("record"), budget_seconds=budget, tuning=Tuning(range_bytes, prefetch),
     )  # fmt: skip
     expected = b"".join(mean.tobytes() for mean in means)
@@ -81,14 +100,8 @@ def make_shard(
 def cut(runs, size, part_bytes):
     """Borders at multiples of ``part_bytes``, moved up to the next element start."""
     borders = [0]
-    for border in range(part_bytes, size, part_bytes):
-        for run in runs:
-            if run.start < border < run.end:
-                width = DTYPES[run.dtype]
-                border = run.start + -(-(border - run.start) // width) * width  # noqa: PLW2901
-                break
-        if border > borders[-1]:
-            borders.append(border)
-    if borders[-1] < size or size == 0:
-        borders.append(size)
-    return list(zip(borders, borders[1:], strict=False))
+    for wanted in range(part_bytes, size, part_bytes):
+        run = next(run for run in runs if run.start <= wanted < run.end)
+        width = DTYPES[run.dtype]
+        borders.append(run.start + -(-(wanted - run.start) // width) * width)
+    return list(pairwise([*borders, size] if borders[-1] < size or size == 0 else borders))

@@ -51,14 +51,16 @@ def test_the_budget_never_goes_beyond_lambdas_timeout(shard):
     assert handler(plain(shard.task.to_json()), Context(seconds=5.0))["outcome"] == "Partial"
 
 
-@pytest.mark.parametrize("event", [{}, [], None, {"gzip": 3}, {"gzip": "é"}, {"gzip": "AAAA"}, {"gzip": ""}, {"gzip": None}])
+@pytest.mark.parametrize(
+    "event", [{}, [], None, {"gzip": 3}, {"gzip": "é"}, {"gzip": "AAAA"}, {"gzip": ""}, {"gzip": None}]
+)
 def test_what_is_no_task_raises_a_sentence(event):
-    with pytest.raises(ContractError, match="^task"):
+    with pytest.raises(ContractError, match=r"^task"):
         handler(event, Context())
 
 
 def test_a_failure_raises_a_sentence_without_urls(shard):
     shard.server.faults = lambda method, path, nth: lambda handler: error(handler, 416, "InvalidRange")
-    with pytest.raises(ReducerFailure, match="416 InvalidRange") as caught:
+    with pytest.raises(ReducerFailure, match=r"416 InvalidRange") as caught:
         handler(plain(shard.task.to_json()), Context())
     assert "http" not in str(caught.value)

@@ -131,5 +131,14 @@ def test_the_start_is_cheap():
         runs.append((float(spent), int(rss)))
     assert min(runs)[0] < 0.150
     assert min(rss for _, rss in runs) < 40e6
-    foreign = {"gradsharding", "urllib3", "minio", "boto3", "asyncio", "multiprocessing", "numpy.random", "numpy.typing"}
+    foreign = {
+        "gradsharding",
+        "urllib3",
+        "minio",
+        "boto3",
+        "asyncio",
+        "multiprocessing",
+        "numpy.random",
+        "numpy.typing",
+    }
     assert foreign.isdisjoint(modules)

@@ -116,7 +116,9 @@ def test_what_may_pass_is_asked_for_again(fault):
 
 def test_it_gives_up_in_the_end_with_a_sentence_and_without_the_url():
     with Scene(lambda handler: error(handler, 503, "SlowDown")) as scene:
-        with pytest.raises(ReducerFailure, match="reading source 3: .* in 4 tries, the last time: 503 SlowDown") as caught:
+        with pytest.raises(
+            ReducerFailure, match=r"reading source 3: .* in 4 tries, the last time: 503 SlowDown"
+        ) as caught:
             scene.read()
         assert scene.server.count("GET", "u") == 4
         assert "http" not in str(caught.value)

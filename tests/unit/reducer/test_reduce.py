@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.reducer.object_server import ObjectServer, error, reply
 from unit.reducer.shards import make_shard
@@ -19,7 +19,17 @@ from gradsharding_reducer.exchange import Patience
 from gradsharding_reducer.failures import ReducerFailure
 from gradsharding_reducer.reduce import reduce
 from gradsharding_reducer.task import (
-    DTYPES, BadKind, BadValue, Fault, FaultKind, Outcome, ReduceResult, Refusal, Run, Tuning, UrlKind,
+    DTYPES,
+    BadKind,
+    BadValue,
+    Fault,
+    FaultKind,
+    Outcome,
+    ReduceResult,
+    Refusal,
+    Run,
+    Tuning,
+    UrlKind,
 )  # fmt: skip
 
 MIXED = [
@@ -87,7 +97,7 @@ def test_the_record_is_the_answer_and_the_last_act(server):
     assert result.runtime.platform == ""
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None)
 @given(
     tensors=st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), st.integers(0, 3000)), min_size=1, max_size=6),
     weights=st.lists(st.integers(1, 2**30), min_size=1, max_size=4),
@@ -267,7 +277,7 @@ def test_another_origin_is_denied_before_the_first_request(server, which):
 
 def test_puts_carry_their_md5_and_are_repeated(server):
     shard = make_shard(server, [("F32", 500)], [1, 2], part_bytes=10_000)
-    first = lambda path: (lambda handler: error(handler, 503 if path != "part-1" else 400, "BadDigest"))  # noqa: E731
+    first = lambda path: lambda handler: error(handler, 503 if path != "part-1" else 400, "BadDigest")  # noqa: E731
     server.faults = lambda method, path, nth: first(path) if nth == 1 and not path.startswith("update") else None
     result = run(server, shard.task)
     assert result.outcome is Outcome.DONE
@@ -350,7 +360,7 @@ def test_tls_with_a_certificate_of_ones_own():
 def test_tls_is_verified():
     with tls_server() as server:
         shard = make_shard(server, [("F32", 500)], [1, 2], part_bytes=10_000)
-        with pytest.raises(ReducerFailure, match="certificate is not trusted .*GRADSHARDING_CA_FILE"):
+        with pytest.raises(ReducerFailure, match=r"certificate is not trusted .*GRADSHARDING_CA_FILE"):
             run(server, shard.task)
 
 

@@ -5,8 +5,26 @@ import json
 import pytest
 
 from gradsharding_reducer.task import (
-    BadKind, BadValue, ContractError, Extent, Fault, FaultKind, Header, Method, Outcome, Part, PartResult, ReduceResult,
-    ReduceTask, Refusal, Run, Runtime, Source, SourceObject, Tuning, UrlKind,
+    BadKind,
+    BadValue,
+    ContractError,
+    Extent,
+    Fault,
+    FaultKind,
+    Header,
+    Method,
+    Outcome,
+    Part,
+    PartResult,
+    ReduceResult,
+    ReduceTask,
+    Refusal,
+    Run,
+    Runtime,
+    Source,
+    SourceObject,
+    Tuning,
+    UrlKind,
 )  # fmt: skip
 
 TASK = ReduceTask(
@@ -145,7 +163,9 @@ def test_what_a_result_must_not_hold_is_refused_by_name(path, value, named):
         ReduceResult.from_json(changed(RESULT_JSON, path, value))
 
 
-@pytest.mark.parametrize("document", [b"", b"[]", b"null", b"{", b"\xff", b'{"version":1}', b"[" * 100_000, b"1" * 5000])
+@pytest.mark.parametrize(
+    "document", [b"", b"[]", b"null", b"{", b"\xff", b'{"version":1}', b"[" * 100_000, b"1" * 5000]
+)
 def test_what_is_no_task_at_all_is_refused(document):
     with pytest.raises(ContractError):
         ReduceTask.from_json(document)

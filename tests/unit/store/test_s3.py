@@ -27,7 +27,7 @@ def error(code):
 
 @contextmanager
 def scripted(*answers, headers=None):
-    """A bucket on a server that gives these answers in turn, (status, body) or HANG_UP, and the requests that it got."""
+    """A bucket on a server that gives these answers in turn, (status, body) or HANG_UP."""
     script = list(answers)
     requests = []
 
@@ -146,10 +146,10 @@ class TestHostileAnswers:
         "body",
         [
             b"", b"<html><body>secret</body></html>", b"{}", b"\xff\xfe", b"<ListBucketResult>",
-            b'<!DOCTYPE x [<!ENTITY a "aaaa">]><ListBucketResult><Contents><Key>&a;</Key></Contents></ListBucketResult>',
+            b'<!DOCTYPE x [<!ENTITY a "aa">]><ListBucketResult><Contents><Key>&a;</Key></Contents></ListBucketResult>',
             '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE x [<!ENTITY a "b">]><ListBucketResult/>'.encode("utf-16"),
             b"<ListBucketResult><Contents><Key>x</Key><Size>-1</Size></Contents></ListBucketResult>",
-            b"<ListBucketResult><Contents><Key>x</Key><Size>1</Size><LastModified>?</LastModified></Contents></ListBucketResult>",
+            b"<ListBucketResult><Contents><Size>1</Size><LastModified>?</LastModified></Contents></ListBucketResult>",
             b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
         ],
     )  # fmt: skip
@@ -162,7 +162,8 @@ class TestHostileAnswers:
         assert "secret" not in str(no.value)
 
     def test_a_listing_that_goes_round_in_circles_ends(self):
-        page = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>"
+        more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+        page = b"<ListBucketResult>" + more + b"</ListBucketResult>"
         with scripted((200, page), (200, page)) as bucket, pytest.raises(StoreRefused):
             bucket.list("")
 
@@ -174,9 +175,9 @@ class TestHostileAnswers:
         assert refused.value.code == "HTTP403"
 
     def test_more_bytes_than_asked_for_are_not_read(self):
-        with scripted((206, bytes(1 << 20), {"Content-Range": "bytes 0-9/10"})) as bucket:
-            with pytest.raises(StoreRefused, match="more than") as refused:
-                bucket.read("x", 0, 10, "etag")
+        flood = (206, bytes(1 << 20), {"Content-Range": "bytes 0-9/10"})
+        with scripted(flood) as bucket, pytest.raises(StoreRefused, match="more than") as refused:
+            bucket.read("x", 0, 10, "etag")
         assert refused.value.code == "TooLong"
 
     @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ class TestConnect:
     @pytest.mark.parametrize("key", ["a/../b", "./a", "..", " "])
     def test_keys_that_no_two_servers_read_alike_are_refused(self, key):
         bucket = S3Bucket.connect("http://minio", "bucket", "us-east-1", static("KEY", "SECRET"))
-        with pytest.raises(StoreRefused, match="key .* cannot be used"):
+        with pytest.raises(StoreRefused, match=r"key .* cannot be used"):
             bucket.presign_get(key, None, DAY)
 
     def test_lifetimes_stay_within_what_s3_allows(self):
