@@ -3,11 +3,12 @@
 import asyncio
 import threading
 
-from gradsharding.rounds.drive import drive
-from gradsharding_reducer.cancellation import Cancellation
 from inline_platform import InlinePlatform
 from memory_store import MemoryStore
 from rounds_kit import Clock, make_round
+
+from gradsharding.rounds.drive import drive
+from gradsharding_reducer.cancellation import Cancellation
 
 MIN_PART = 4096
 
@@ -21,7 +22,11 @@ class Process:
 
     def __init__(self, world, uid="uid-1", at=None, act="crash", **options):
         self.store = MemoryStore(min_part=MIN_PART, before=self._before, after=self._after)
-        self.store.buckets, self.store.lock, self.store.atomic_complete = world.buckets, world.lock, world.atomic_complete
+        self.store.buckets, self.store.lock, self.store.atomic_complete = (
+            world.buckets,
+            world.lock,
+            world.atomic_complete,
+        )
         self.bucket = self.store.bucket("federation")
         self.cancellation = Cancellation()
         self.platform = InlinePlatform(self.store.origin, cancellation=self.cancellation)

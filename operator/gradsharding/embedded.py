@@ -46,7 +46,7 @@ _READY_BUCKET = "gradsharding-ready"
 _STOP_SECONDS = 20.0
 
 
-class _PortTaken(Exception):  # noqa: N818
+class _PortTaken(Exception):
     """Somebody else was faster; other ports may do."""
 
 

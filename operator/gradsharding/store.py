@@ -58,7 +58,8 @@ class Bucket(Protocol):
         ...
 
     def read(self, key: str, start: int, length: int, etag: str) -> bytes:
-        """Exactly bytes ``[start, start + length)`` of the object with this ETag. Raises ObjectGone (404, 412) or, beyond its end, StoreRefused."""
+        """Exactly bytes ``[start, start + length)`` of the object with this ETag. Raises ObjectGone (404, 412) or, beyond its end,
+        StoreRefused."""
         ...
 
     def get(self, key: str) -> bytes | None:
@@ -70,7 +71,8 @@ class Bucket(Protocol):
         ...
 
     def put_new(self, key: str, body: bytes) -> bool:
-        """Write only if the key is free (``If-None-Match: *``). False: it is taken. Never repeated after a lost answer: StoreUnreachable then."""
+        """Write only if the key is free (``If-None-Match: *``). False: it is taken. Never repeated after a lost answer:
+        StoreUnreachable then."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:

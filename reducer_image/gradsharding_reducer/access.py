@@ -21,6 +21,9 @@ ORIGINS_VARIABLE = "GRADSHARDING_ALLOWED_ORIGINS"
 CA_VARIABLE = "GRADSHARDING_CA_FILE"
 """A PEM file with certificates to trust besides the system's."""
 
+CA_PEM_VARIABLE = "GRADSHARDING_CA_PEM"
+"""The same as text, for platforms that give a function an environment but no files."""
+
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -60,19 +63,21 @@ def parse_address(url: str) -> Address:
 class Access:
     """The allowed origins, and connections to them. TLS is set up when the first https connection is made."""
 
-    def __init__(self, origins: tuple[str, ...], ca_file: str | None = None) -> None:
+    def __init__(self, origins: tuple[str, ...], ca_file: str | None = None, ca_pem: str | None = None) -> None:
         """Raises ReducerFailure when an origin is not of the form ``scheme://host:port``."""
         try:
             self._origins = frozenset(parse_address(origin).origin for origin in origins)
         except ValueError as error:
             raise ReducerFailure(f"{ORIGINS_VARIABLE}: one of the origins {error}") from None
         self._ca_file = ca_file
+        self._ca_pem = ca_pem
         self._tls: ssl.SSLContext | None = None
         self._lock = threading.Lock()
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> Access:
-        return Access(tuple(environment.get(ORIGINS_VARIABLE, "").split()), environment.get(CA_VARIABLE) or None)
+        origins = tuple(environment.get(ORIGINS_VARIABLE, "").split())
+        return Access(origins, environment.get(CA_VARIABLE) or None, environment.get(CA_PEM_VARIABLE) or None)
 
     def address(self, url: str, kind: UrlKind, source: int | None = None) -> Address:
         """Raises Refused (Denied, ``OriginNotAllowed``) when the URL leads elsewhere, ReducerFailure when it is
@@ -95,11 +100,12 @@ class Access:
         with self._lock:  # prefetch threads ask at once, and each context would take megabytes
             if self._tls is None:
                 context = ssl.create_default_context()
-                if self._ca_file:
+                if self._ca_file or self._ca_pem:
                     try:
-                        context.load_verify_locations(self._ca_file)
+                        context.load_verify_locations(self._ca_file, cadata=self._ca_pem)
                     except OSError as error:  # SSLError is one
                         reason = error.strerror or type(error).__name__
-                        raise ReducerFailure(f"{CA_VARIABLE}: cannot read the certificates: {reason}") from None
+                        variable = CA_VARIABLE if self._ca_file else CA_PEM_VARIABLE
+                        raise ReducerFailure(f"{variable}: cannot read the certificates: {reason}") from None
                 self._tls = context
             return self._tls

@@ -58,7 +58,7 @@ class Request:
         return f"{verb} {self.kind}" + ("" if self.source is None else f" {self.source}")
 
 
-class _Again(Exception):  # noqa: N818 - it is no error yet
+class _Again(Exception):
     """This try did not work out, the next one may."""
 
 

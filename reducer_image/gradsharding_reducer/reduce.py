@@ -31,7 +31,7 @@ from gradsharding_reducer.task import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gradsharding_reducer.access import Access
 
@@ -44,14 +44,16 @@ def reduce(
     access: Access,
     cancellation: Cancellation | None = None,
     patience: Patience | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> ReduceResult:
     """Run one invocation to its answer. Done, Partial and BadValues are also written to the task's record URL, as the
     last act.
 
     ``faults`` are given only where ``bad`` is empty: a bad source may have caused them.
+    ``progress`` is told of the bytes read so far, block by block.
     Raises ReducerFailure when there is no answer, MemoryError when the cap is too small for the task's tuning.
     """
-    return _Invocation(task, access, cancellation or Cancellation(), patience or Patience()).run()
+    return _Invocation(task, access, cancellation or Cancellation(), patience or Patience(), progress).run()
 
 
 @dataclass
@@ -75,8 +77,16 @@ class _Findings:
 
 
 class _Invocation:
-    def __init__(self, task: ReduceTask, access: Access, cancellation: Cancellation, patience: Patience) -> None:
+    def __init__(
+        self,
+        task: ReduceTask,
+        access: Access,
+        cancellation: Cancellation,
+        patience: Patience,
+        progress: Callable[[int], None] | None,
+    ) -> None:
         self._task = task
+        self._progress = progress
         self._access = access
         self._started = time.time()
         self._clock_start = time.monotonic()
@@ -190,6 +200,8 @@ class _Invocation:
                         self._findings.add_fault(FaultKind.BOOL_DISAGREES, block.start + offset + found.disagreement)
             ring.release(slot)
             self._bytes_read += block.end - block.start
+            if self._progress is not None:
+                self._progress(self._bytes_read)
         total = sum(source.weight for source in self._task.sources)
         with self._stage("fold"):
             for dtype, offset, element, count in block.segments:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 VERSION = 1
@@ -220,11 +221,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Where it ran. Filled in by the platform, since a function does not know: how its memory is capped, the platform's own id."""
+    """Where it ran. Filled in by the platform, since a function does not know: how its memory is capped, the platform's own id,
+    and the milliseconds that it bills, 0 where it bills none."""
 
     platform: str = ""
     request_id: str = ""
     memory_cap: str = ""
+    billed_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +293,9 @@ class _Reader:
         reader = _Reader(value, path)
         version = reader.integer("version", 0)
         if version != VERSION:
-            raise ContractError(f"{path}.version is {version}; this build knows version {VERSION} only: use a reducer of the operator's release")
+            raise ContractError(
+                f"{path}.version is {version}; this build knows version {VERSION} only: use a reducer of the operator's release"
+            )
         return reader
 
     def take(self, name: str) -> Any:
@@ -341,7 +346,9 @@ class _Reader:
         rows = self._list(name)
         for i, row in enumerate(rows):
             if not isinstance(row, list) or len(row) != len(types) or not all(map(_is_plain, row, types)):
-                raise ContractError(f"{self._path}.{name}[{i}] must be a list of {', '.join(t.__name__ for t in types)}")
+                raise ContractError(
+                    f"{self._path}.{name}[{i}] must be a list of {', '.join(t.__name__ for t in types)}"
+                )
         return [tuple(row) for row in rows]
 
     def _list(self, name: str) -> list[Any]:
@@ -352,7 +359,9 @@ class _Reader:
 
     def mapping(self, name: str, kinds: type | tuple[type, ...]) -> dict[str, Any]:
         value = self.take(name)
-        if not isinstance(value, dict) or not all(isinstance(v, kinds) and not isinstance(v, bool) for v in value.values()):
+        if not isinstance(value, dict) or not all(
+            isinstance(v, kinds) and not isinstance(v, bool) for v in value.values()
+        ):
             raise ContractError(f"{self._path}.{name} must be an object of plain values")
         return value
 
@@ -443,7 +452,7 @@ def _check_task(task: ReduceTask, reader: _Reader) -> None:
         raise reader.fail(".parts is empty")
     if (task.parts[0].number == 1) != (task.header is not None):
         raise reader.fail(".header belongs to part 1, and to no other")
-    for a, b in zip(task.parts, task.parts[1:], strict=False):
+    for a, b in pairwise(task.parts):
         if b.number != a.number + 1 or b.start != a.end:
             raise reader.fail(f".parts: part {b.number} does not follow part {a.number}")
     start, end = task.parts[0].start, task.parts[-1].end
@@ -461,13 +470,15 @@ def _check_task(task: ReduceTask, reader: _Reader) -> None:
                 if run.start < border < run.end and (border - run.start) % width:
                     raise reader.fail(f".parts: part {part.number} cuts an element of {run.dtype} at {border}")
     for i, source in enumerate(task.sources):
-        _check_cover(f"sources[{i}].extents", [(e.start, e.start + e.length) for e in source.extents], start, end, reader)
+        _check_cover(
+            f"sources[{i}].extents", [(e.start, e.start + e.length) for e in source.extents], start, end, reader
+        )
 
 
 def _check_cover(name: str, ranges: list[tuple[int, int]], start: int, end: int, reader: _Reader) -> None:
     if start == end:
         return
-    for (_, a_end), (b_start, _) in zip(ranges, ranges[1:], strict=False):
+    for (_, a_end), (b_start, _) in pairwise(ranges):
         if a_end != b_start:
             raise reader.fail(f".{name} have a gap or overlap at {b_start}")
     if not ranges or ranges[0][0] > start or ranges[-1][1] < end:
@@ -501,7 +512,9 @@ def _result(reader: _Reader) -> ReduceResult:
         )  # fmt: skip
         refused.end()
     where = reader.object("runtime")
-    runtime = Runtime(where.string("platform"), where.string("request_id"), where.string("memory_cap"))
+    runtime = Runtime(
+        where.string("platform"), where.string("request_id"), where.string("memory_cap"), where.integer("billed_ms", 0)
+    )
     where.end()
     result = ReduceResult(
         round=reader.string("round"),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gradsharding import __version__
-from gradsharding.cli import exits, plan, run, store, terminal, verify
+from gradsharding.cli import demo, exits, plan, run, store, terminal, verify
 from gradsharding.errors import GradsShardingError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command(epilog=run.EPILOG)(run.run)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=store.EPILOG)(store.store)
+app.command(epilog=demo.EPILOG)(demo.demo)
 
 
 def _print_version(wanted: bool) -> None:

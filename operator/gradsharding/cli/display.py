@@ -11,7 +11,7 @@ from gradsharding.cli.terminal import console, printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
 
     from gradsharding.rounds.dispatch import Calls
@@ -127,21 +127,23 @@ def byte_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _bar(to: Console, *more: str) -> Progress:
-    """What, how far, bytes, rate, time left."""
+    """What happens, and below it how far: bytes, rate, time left."""
     from rich import progress as parts
-    from rich.table import Column
+    from rich.text import Text
 
-    return parts.Progress(
-        parts.SpinnerColumn(),
-        parts.TextColumn(
-            "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
-        ),
-        parts.BarColumn(bar_width=20),
+    class LineAndBar(parts.Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            for task in self.tasks:
+                yield Text(task.description, no_wrap=True, overflow="ellipsis")
+                if task.total:
+                    yield self.make_tasks_table([task])
+
+    return LineAndBar(
+        parts.BarColumn(bar_width=24),
         parts.DownloadColumn(),
         parts.TransferSpeedColumn(),
         *(parts.TextColumn(text, markup=False) for text in more),
         parts.TimeRemainingColumn(),
         console=to,
         transient=True,
-        expand=True,
     )

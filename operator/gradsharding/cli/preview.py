@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gradsharding.cli.summary import people
@@ -15,6 +16,7 @@ from gradsharding.rounds.spec import RoundSpec, cli_uid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from gradsharding.rounds.plan import Plan
     from gradsharding.store import Bucket
 
 
@@ -29,7 +31,7 @@ def preview(spec: RoundSpec, updates: Bucket, output: Bucket) -> dict[str, Any]:
         raise RoundFailed("QuorumNotMet", no_quorum(spec, collected))
     plan = propose(spec, cli_uid(spec), collected)
     sources = len(plan.participants)
-    peak = memory.predict_peak(plan.sizing, header_bytes=plan.header_length, sources=sources)
+    peak = memory.predict_peak(_in_use(plan), header_bytes=plan.header_length, sources=sources)
     return {
         "succeeded": True,
         "reason": "Planned" if len(collected.accepted) >= limits.min_count else "NoQuorumYet",
@@ -62,6 +64,13 @@ def preview(spec: RoundSpec, updates: Bucket, output: Bucket) -> dict[str, Any]:
             "prefetch": plan.sizing.prefetch,
         },
     }
+
+
+def _in_use(plan: Plan) -> memory.Sizing:
+    """The sizing with no more reads in flight than the largest shard has at all: small rounds take less."""
+    parts = max(last - first + 1 for first, last in plan.shards)
+    reads = parts * -(-plan.sizing.part_bytes // plan.sizing.range_bytes) * len(plan.participants)
+    return replace(plan.sizing, prefetch=min(plan.sizing.prefetch, max(1, reads - 1)))
 
 
 def _message(spec: RoundSpec, collected: Collected) -> str:

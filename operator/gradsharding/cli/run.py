@@ -58,7 +58,13 @@ def run(
         try:
             with display() as shown:
                 work = run_round(
-                    spec, updates, output, LocalPlatform(), not no_wait, shown.watch, opening.certificates()
+                    spec,
+                    updates,
+                    output,
+                    LocalPlatform(on_progress=shown.read),
+                    not no_wait,
+                    shown.watch,
+                    opening.certificates(),
                 )
                 finished = interrupts.run(work, AGAIN)
         except StoreUnreachable as error:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SECRETS = re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s'\"]+", re.IGNORECASE)
-_ANY_WIDTH = 4096
-"""Columns where there is no terminal: lines are for other programs and stay whole."""
 
 
 def printable(text: object) -> str:
@@ -33,10 +31,7 @@ def console(*, stderr: bool = True) -> Console:
     """A console that takes all text literally: no markup, no emoji codes, nothing guessed from a text's looks."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
-    if not made.is_terminal:
-        made.width = _ANY_WIDTH
-    return made
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def say(text: str) -> None:
@@ -66,16 +61,14 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def print_table(rows: Iterable[tuple[str, str]]) -> None:
-    """Names and values on stdout; a name of "" continues the row above."""
-    from rich.table import Table
+    """Names and values on stdout; a name of "" continues the row above. Values are never cut: people copy them."""
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(printable(value)))
-    console(stderr=False).print(table)
+    table = list(rows)
+    width = max(len(name) for name, _ in table)
+    to = console(stderr=False)
+    for name, value in table:
+        to.print(Text.assemble((name.ljust(width), "bold"), "  ", printable(value)), soft_wrap=True)
 
 
 def in_bytes(count: float) -> str:

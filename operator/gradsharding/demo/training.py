@@ -1,11 +1,12 @@
 """A small network in plain numpy, and scikit-learn's digits dealt out unevenly to clients.
 
-The network is far wider than 8x8 digits need: its update of 24.6 MiB is what makes four reducers worth their while, since
-S3 takes no part under 5 MiB. Everything is float32, and follows from the seeds given.
+The network is far wider than 8x8 digits need: an update of 24.6 MiB is work for four reducers, since S3 takes no part
+under 5 MiB. Everything is float32, and follows from the seeds given.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class Schedule:
     """How one client trains in one round: plain stochastic gradient descent."""
 
     epochs: int = 2
-    batch: int = 32
+    batch: int = 48
     rate: float = 0.1
 
 
@@ -87,7 +88,7 @@ def initial(shape: Sequence[int], seed: int) -> Weights:
     """Random weights after He et al. 2015 (arXiv 1502.01852), the last layer smaller so that it starts undecided."""
     random = np.random.default_rng(seed)
     weights = {}
-    for layer, (inputs, outputs) in enumerate(zip(shape, shape[1:], strict=False), start=1):
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(shape), start=1):
         scale = np.sqrt(2 / inputs) * (0.1 if layer == len(shape) - 1 else 1)
         weights[f"layer{layer}.weight"] = random.standard_normal((inputs, outputs), np.float32) * np.float32(scale)
         weights[f"layer{layer}.bias"] = np.zeros(outputs, np.float32)

@@ -46,7 +46,10 @@ class Platform(Protocol):
 
 
 class InvocationError(Exception):
-    """No answer came from an invocation. ``request_id`` is the platform's own, where there is one."""
+    """No answer came from an invocation. ``request_id`` is the platform's own, where there is one; ``billed_ms`` what it
+    bills for the call all the same, in milliseconds."""
+
+    billed_ms: int = 0
 
     def __init__(self, detail: str = "", request_id: str = "") -> None:
         super().__init__(detail)

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,9 @@ PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 NO_MEMORY = re.compile(r"MemoryError|[Cc]annot allocate memory|can't start new thread|failed to map segment|bad_alloc")
 """How interpreters and libraries say it that fail before the reducer can."""
 
+PROGRESS = re.compile(rb"progress ([0-9]{1,18})")
+"""A line of stderr, when the reducer was asked for it."""
+
 SIGNED = re.compile(r"\?[^\s'\"]+")
 """The query of a URL, where signatures are."""
 
@@ -76,22 +80,37 @@ class _Ended:
         )
 
 
+Told = Callable[[int], object]
+"""Told how many bytes a reducer has read so far."""
+
+
+def _nobody(_count: int) -> None:
+    """For processes whose progress is nobody's matter."""
+
+
 class LocalPlatform:
     """Runs reducers on this machine. Use it from one event loop, in a thread that lives as long as the invocations do.
 
     The cap is a memory cgroup where this process may make one, else RLIMIT_DATA; ``caps`` allows fewer kinds.
     Nothing stays behind, whichever way an invocation ends: a reducer whose owner is killed is killed by the kernel.
+    ``on_progress`` is told shard and bytes read so far of every running invocation, in the event loop.
     """
 
     name = "local"
     startup_seconds = 15.0
 
-    def __init__(self, command: Sequence[str] = REDUCER, caps: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = REDUCER,
+        caps: Sequence[str] | None = None,
+        on_progress: Callable[[int, int], object] | None = None,
+    ) -> None:
         self.command = tuple(command)
         """What an invocation runs: a task on stdin, its result on stdout."""
         self._function: FunctionSpec | None = None
         self._allowed = caps
         self._cgroups: CgroupOwner | None = None
+        self._on_progress = on_progress
         self._kind = ""
         self._untouched = 0
         self._ca: int | None = None
@@ -111,7 +130,11 @@ class LocalPlatform:
         """Run one task in a process of its own. Cancelling it ends the process, with 2 seconds to do so by itself."""
         function = self._function
         assert function is not None, "prepare comes first"
-        ended = await self._run(self.command, task.to_json(), function.memory_mib * MIB, function.timeout_seconds)
+        command, tell = self.command, self._on_progress
+        told: Told = _nobody
+        if tell is not None:
+            command, told = (*command, "--progress"), lambda count: tell(task.shard, count)
+        ended = await self._run(command, task.to_json(), function.memory_mib * MIB, function.timeout_seconds, told)
         request = f"pid {ended.pid}"
         if ended.starved:
             cap = f"{function.memory_mib} MiB ({self._kind})"
@@ -173,7 +196,9 @@ class LocalPlatform:
             )
         self._untouched = max(0, int(ended.stdout))
 
-    async def _run(self, command: Sequence[str], stdin: bytes, limit_bytes: int, seconds: float) -> _Ended:
+    async def _run(
+        self, command: Sequence[str], stdin: bytes, limit_bytes: int, seconds: float, told: Told = _nobody
+    ) -> _Ended:
         """Run a command under the cap until it is over. Raises TimedOut, Throttled and FunctionFailed."""
         async with self._cap(limit_bytes) as (limit, cgroup):
             wrapper = (sys.executable, "-I", "-S", str(capped_program.__file__), str(os.getpid()), self._kind, limit)
@@ -192,7 +217,7 @@ class LocalPlatform:
                 raise Throttled(f"no room for another process: {error.strerror}") from None
             except OSError as error:
                 raise FunctionFailed(f"cannot start {sys.executable}: {error.strerror}") from None
-            stdout, stderr = await _finish(process, stdin, seconds)
+            stdout, stderr = await _finish(process, stdin, seconds, told)
             kills = self._cgroups.oom_kills(cgroup) if self._cgroups and cgroup else 0
             assert process.returncode is not None
             return _Ended(process.pid, process.returncode, stdout, stderr.decode(errors="replace"), kills)
@@ -232,9 +257,9 @@ class LocalPlatform:
                 file.write(pem.encode())
 
 
-async def _finish(process: asyncio.subprocess.Process, stdin: bytes, seconds: float) -> tuple[bytes, bytes]:
+async def _finish(process: asyncio.subprocess.Process, stdin: bytes, seconds: float, told: Told) -> tuple[bytes, bytes]:
     """Talk to the process until it is over. After TimedOut and after a cancellation it is over, too."""
-    talk = asyncio.ensure_future(process.communicate(stdin))
+    talk = asyncio.ensure_future(_talk(process, stdin, told))
     try:
         await asyncio.wait({talk}, timeout=seconds)
         if not talk.done():
@@ -250,6 +275,37 @@ async def _finish(process: asyncio.subprocess.Process, stdin: bytes, seconds: fl
                 process.kill()
         await _whatever_comes(talk)
     return talk.result()
+
+
+async def _talk(process: asyncio.subprocess.Process, stdin: bytes, told: Told) -> tuple[bytes, bytes]:
+    """What ``process.communicate`` does, but lines of progress are told as they come, and are not in stderr's rest."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    talk = process.stdout.read(), _listen(process.stderr, told), _feed(process.stdin, stdin)
+    stdout, stderr, _ = await asyncio.gather(*talk)
+    await process.wait()
+    return stdout, stderr
+
+
+async def _feed(pipe: asyncio.StreamWriter, body: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may end before it has read all
+        pipe.write(body)
+        await pipe.drain()
+    pipe.close()
+
+
+async def _listen(pipe: asyncio.StreamReader, told: Told) -> bytes:
+    kept, rest = bytearray(), b""
+    while chunk := await pipe.read(1 << 16):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            progress = PROGRESS.fullmatch(line)
+            if progress:
+                told(int(progress[1]))
+            else:
+                kept += line + b"\n"
+    return bytes(kept) + rest
 
 
 async def _whatever_comes(talk: asyncio.Future[tuple[bytes, bytes]]) -> None:

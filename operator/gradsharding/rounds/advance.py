@@ -101,7 +101,9 @@ class Round:
             return self._pass(calls, intent)
         except ContractError as error:
             # Written by another release: it may be half done, and only that release knows how to go on.
-            remedy = f"finish the round with the release that began it, or delete what is under {self.context.keys.scratch}"
+            remedy = (
+                f"finish the round with the release that began it, or delete what is under {self.context.keys.scratch}"
+            )
             people = nobody_yet(self.context.uid, self.context.spec.digest())
             return Step(Phase.ENDING, finished=Finished(False, "IncompatibleRelease", f"{error}: {remedy}", people))
 
@@ -174,7 +176,9 @@ class Round:
             return RoundFailed("Deleted", "the round was deleted before it was complete")
         limit = self.context.spec.active_deadline_seconds
         if limit is not None and self.context.clock() > self._created + limit:
-            return RoundFailed("DeadlineExceeded", f"the round did not end within spec.activeDeadlineSeconds, {limit} s")
+            return RoundFailed(
+                "DeadlineExceeded", f"the round did not end within spec.activeDeadlineSeconds, {limit} s"
+            )
         return look.calls.failure
 
     # Rules 2 and 3: the output key is taken

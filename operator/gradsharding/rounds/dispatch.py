@@ -1,4 +1,4 @@
-"""Tasks × platform: which shard is called when, how often, and when that is hopeless.
+"""Tasks on a platform: which shard is called when, how often, and when that is hopeless.
 
 What a call's end means is one pure function, ``after``; the Dispatcher around it owns the asyncio tasks. It never reads the
 store: whether a lost answer was work done all the same is seen by the next pass, in the records, before anything is repeated.
@@ -82,7 +82,9 @@ class Calls:
     attempts: tuple[Attempt, ...] = ()
 
 
-def after(state: ShardState, end: ReduceResult | Exception, sizing: memory.Sizing, limits: Limits, now: float, luck: float) -> ShardState:
+def after(
+    state: ShardState, end: ReduceResult | Exception, sizing: memory.Sizing, limits: Limits, now: float, luck: float
+) -> ShardState:
     """The state of a shard after one call. ``luck`` in [0, 1) spreads the back-off; formula: full jitter over 0.5·2^n s, at most 30 s."""
 
     def pause(n: int) -> float:
@@ -129,7 +131,9 @@ def hopeless(end: Exception | None, limits: Limits) -> RoundFailed:
     if isinstance(end, TimedOut):
         message = f"a shard did not finish a single part within {limits.timeout_seconds} s, {tries}: raise spec.function.timeoutSeconds"
         return RoundFailed("FunctionTimedOut", message)
-    detail = end.detail if isinstance(end, InvocationError) else type(end).__name__ if end else "its answers left no record"
+    detail = (
+        end.detail if isinstance(end, InvocationError) else type(end).__name__ if end else "its answers left no record"
+    )
     return RoundFailed("FunctionFailed", f"a shard failed, {tries}: {detail or 'the function gave no reason'}")
 
 
@@ -235,7 +239,7 @@ class Dispatcher:
             self.store_error, end = error, Unreachable(str(error))
         except (InvocationError, RoundFailed) as error:
             end = error
-        except Exception as error:  # noqa: BLE001 - a bug in a platform is a failed function, and bounded like one
+        except Exception as error:
             log.exception("shard %d of revision %d", shard, plan.revision)
             end = FunctionFailed(f"{type(error).__name__} in the platform")
         finally:
@@ -255,7 +259,13 @@ class Dispatcher:
                 self._prepared = digest
 
     def _attempt(
-        self, plan: Plan, shard: int, parts: tuple[PlannedPart, ...], sizing: memory.Sizing, started: float, end: ReduceResult | Exception
+        self,
+        plan: Plan,
+        shard: int,
+        parts: tuple[PlannedPart, ...],
+        sizing: memory.Sizing,
+        started: float,
+        end: ReduceResult | Exception,
     ) -> Attempt:
         first, last = parts[0].number, parts[-1].number
         if isinstance(end, ReduceResult):
@@ -266,6 +276,5 @@ class Dispatcher:
             started=started, finished=self._clock(), bytes_read=0, bytes_written=0, retries=0, seconds={}, peak_rss_bytes=0,
             range_bytes=sizing.range_bytes, prefetch=sizing.prefetch, platform=self._platform.name,
             request_id=end.request_id if isinstance(end, InvocationError) else "", memory_cap="",
+            billed_ms=end.billed_ms if isinstance(end, InvocationError) else 0,
         )  # fmt: skip
-
-

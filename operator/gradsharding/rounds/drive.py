@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from gradsharding.errors import StoreUnreachable
 from gradsharding.platforms import FunctionSpec, Platform
@@ -81,7 +82,5 @@ async def drive(
 
 
 async def _either(changed: asyncio.Event, seconds: float) -> None:
-    try:
+    with suppress(TimeoutError):
         await asyncio.wait_for(changed.wait(), seconds)
-    except TimeoutError:
-        pass

@@ -39,5 +39,3 @@ def remove_scratch(bucket: Bucket, keys: Keys, keep: Iterable[str] = ()) -> None
         batch = [key for key in found if key.endswith("/outcome.json") is last]
         if batch:
             bucket.delete(batch)
-
-

@@ -48,6 +48,8 @@ class Attempt:
     platform: str
     request_id: str
     memory_cap: str
+    billed_ms: int = 0
+    """What the platform bills for it, where it bills by time; 0 when it did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,9 @@ class Decision:
         try:
             document = json.loads(body)
             if document["version"] != VERSION:
-                raise ContractError(f"the stored outcome has version {document['version']!r:.20}, this build knows {VERSION}")
+                raise ContractError(
+                    f"the stored outcome has version {document['version']!r:.20}, this build knows {VERSION}"
+                )
             return Decision(
                 Verdict(document["outcome"]),
                 document["revision"],
@@ -99,7 +103,9 @@ class Decision:
             raise ContractError(f"the stored outcome cannot be read: {type(error).__name__}") from None
 
 
-def attempt_of(result: ReduceResult, first_part: int, last_part: int, range_bytes: int = 0, prefetch: int = 0, detail: str = "") -> Attempt:
+def attempt_of(
+    result: ReduceResult, first_part: int, last_part: int, range_bytes: int = 0, prefetch: int = 0, detail: str = ""
+) -> Attempt:
     """An answered invocation as an attempt."""
     return Attempt(
         revision=result.revision,
@@ -120,6 +126,7 @@ def attempt_of(result: ReduceResult, first_part: int, last_part: int, range_byte
         platform=result.runtime.platform,
         request_id=result.runtime.request_id,
         memory_cap=result.runtime.memory_cap,
+        billed_ms=result.runtime.billed_ms,
     )
 
 

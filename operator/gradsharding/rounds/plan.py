@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gradsharding.errors import RoundFailed
@@ -126,9 +127,13 @@ class Plan:
         try:
             document = json.loads(body)
             if document["version"] != PLAN_VERSION:
-                raise ContractError(f"the stored plan has version {document['version']!r:.20}, this build knows {PLAN_VERSION}")
+                raise ContractError(
+                    f"the stored plan has version {document['version']!r:.20}, this build knows {PLAN_VERSION}"
+                )
             if document["method"]["name"] not in METHODS or document["method"]["parameters"]:
-                raise ContractError(f"the stored plan asks for method {document['method']['name']!r:.40}, unknown to this build")
+                raise ContractError(
+                    f"the stored plan asks for method {document['method']['name']!r:.40}, unknown to this build"
+                )
             (output,) = document["outputs"]
             return Plan(
                 round=document["round"],
@@ -136,7 +141,9 @@ class Plan:
                 spec_digest=document["spec_digest"],
                 method=Method(document["method"]["name"], {}),
                 participants=tuple(
-                    Participant(p["key"], p["etag"], p["version_id"], p["weight"], tuple(Extent(*e) for e in p["extents"]))
+                    Participant(
+                        p["key"], p["etag"], p["version_id"], p["weight"], tuple(Extent(*e) for e in p["extents"])
+                    )
                     for p in document["participants"]
                 ),
                 rejected=tuple(LeftOut(*row) for row in document["rejected"]),
@@ -178,7 +185,9 @@ class Plan:
 
     def header(self) -> bytes:
         """What the output begins with: made of the plan alone, so that anybody writes the same bytes."""
-        return output_header(self.layout, self.metadata, f"{self.round}/{self.revision}/{self.digest}", self.total_weight)
+        return output_header(
+            self.layout, self.metadata, f"{self.round}/{self.revision}/{self.digest}", self.total_weight
+        )
 
 
 def output_header(layout: TensorLayout, metadata: Mapping[str, str], tag: str, num_examples: int) -> bytes:
@@ -271,7 +280,7 @@ def _task_bytes(participants: Sequence[Participant], size: int, shards: int) -> 
     """An upper estimate of one unpacked task: its URLs, and the extents that one shard may meet."""
     extents = sum(2 + len(p.extents) // shards if len(p.extents) > 1 else 1 for p in participants)
     part_urls = 1 + size // shards // (5 << 20)
-    needed = (len(participants) + part_urls) * URL_BYTES + extents * 50
+    needed = (len(participants) + part_urls) * URL_BYTES + extents * memory.EXTENT_BYTES
     if needed > MAX_TASK_BYTES:
         raise RoundFailed(
             "TaskTooLarge",
@@ -305,4 +314,4 @@ def deal(parts: int, shards: int) -> tuple[tuple[int, int], ...]:
     """Contiguous runs of parts for at most ``shards`` functions, as even as can be: ``(first, last)`` part numbers."""
     count = min(parts, shards)
     borders = [parts * i // count for i in range(count + 1)]
-    return tuple((a + 1, b) for a, b in zip(borders, borders[1:], strict=False))
+    return tuple((a + 1, b) for a, b in pairwise(borders))

@@ -104,5 +104,8 @@ def fault_message(plan: Plan, faults: Mapping[FaultKind, int]) -> tuple[str, str
     kind, offset = min(faults.items(), key=lambda item: item[1])
     where = place(plan, offset)
     if kind is FaultKind.BOOL_DISAGREES:
-        return "BoolDisagrees", f"the updates disagree in {where}, and booleans have no mean: let all clients send the same mask"
+        return (
+            "BoolDisagrees",
+            f"the updates disagree in {where}, and booleans have no mean: let all clients send the same mask",
+        )
     return "Overflow", f"the weighted sum of {where} exceeds what float64 can hold: scale the updates or send F32"

@@ -65,7 +65,10 @@ def call(context: Context, look: Look, revision: Revision, release: frozenset[in
 
 def revise(context: Context, look: Look, plan: Plan, drop: Sequence[LeftOut]) -> Step:
     """Revision r+1: of plan r and whom to drop, nothing else; only while plan r is there and the output key is free."""
-    if context.output.stat(context.keys.output) is not None or context.output.stat(context.keys.plan(plan.revision)) is None:
+    if (
+        context.output.stat(context.keys.output) is not None
+        or context.output.stat(context.keys.plan(plan.revision)) is None
+    ):
         return Step(Phase.REDUCING)
     left, least = len(plan.participants) - len(drop), context.spec.updates.min_count
     if left < least:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,10 +97,8 @@ class Scratch:
     def put_plan(self, plan: Plan) -> None:
         """Propose a plan. The stored bytes are the plan, whoever wrote them; an upload of ours that they do not name is aborted."""
         body = plan.to_json()
-        try:
+        with suppress(StoreUnreachable):  # the answer is lost, not the plan: reading it back tells
             self.bucket.put_new(self.keys.plan(plan.revision), body)
-        except StoreUnreachable:
-            pass  # the answer is lost, not the plan: reading it back tells
         stored = self.bucket.get(self.keys.plan(plan.revision))
         if stored == body:
             return

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from gradsharding.errors import RoundFailed
-from gradsharding.rounds.memory import Sizing
 from gradsharding.rounds.keys import Keys
+from gradsharding.rounds.memory import Sizing
 from gradsharding.rounds.plan import MAX_TASK_BYTES, Plan, PlannedPart
 from gradsharding.store import Bucket
 from gradsharding_reducer.task import Extent, Header, Part, ReduceTask, Source, SourceObject, Tuning
@@ -54,7 +54,13 @@ class Signer:
             ),
             runs=tuple(run for run in plan.layout.runs if run.start < end and run.end > start),
             parts=tuple(
-                Part(0, p.number, p.start, p.end, self.output.presign_part(self.keys.output, plan.upload, p.number, lifetime))
+                Part(
+                    0,
+                    p.number,
+                    p.start,
+                    p.end,
+                    self.output.presign_part(self.keys.output, plan.upload, p.number, lifetime),
+                )
                 for p in parts
             ),
             header=header,

@@ -48,7 +48,9 @@ class Stitching:
             return Step(Phase.COMPLETING)
         match context.output.complete_upload(context.keys.output, plan.upload, revision.state.etags):
             case Completion.COMPLETED | Completion.KEY_EXISTS:
-                return Step(Phase.COMPLETING, plan=plan, counts=revision.counts)  # whose it is, the next pass reads in it
+                return Step(
+                    Phase.COMPLETING, plan=plan, counts=revision.counts
+                )  # whose it is, the next pass reads in it
             case Completion.INVALID_PART:
                 return self._take_back(look, revision)
             case Completion.NO_SUCH_UPLOAD | Completion.UNCLEAR:

@@ -57,7 +57,7 @@ RESULT = ReduceResult(
     refusal=Refusal(UrlKind.SOURCE, 1, 404, "NoSuchKey"),
     bytes_read=24, bytes_written=88, retries=1, started=1.5, finished=2.25,
     seconds={"read": 0.5, "fold": 0.125, "write": 0.25}, peak_rss_bytes=65536, reducer="0.1.0",
-    runtime=Runtime("local", "42", "cgroup"),
+    runtime=Runtime("local", "42", "cgroup", 17),
 )  # fmt: skip
 
 RESULT_JSON = (
@@ -66,7 +66,7 @@ RESULT_JSON = (
     b'"number":1,"output":0,"sha256":"' + b"ef" * 32 + b'"},{"bytes":4,"etag":null,"number":2,"output":0,'
     b'"sha256":null}],"peak_rss_bytes":65536,"plan":"' + b"ab" * 32 + b'","reducer":"0.1.0",'
     b'"refusal":{"code":"NoSuchKey","source":1,"status":404,"url":"source"},"retries":1,"revision":2,"round":"6f1c",'
-    b'"runtime":{"memory_cap":"cgroup","platform":"local","request_id":"42"},'
+    b'"runtime":{"billed_ms":17,"memory_cap":"cgroup","platform":"local","request_id":"42"},'
     b'"seconds":{"fold":0.125,"read":0.5,"write":0.25},"shard":3,"started":1.5,"version":1}'
 )
 

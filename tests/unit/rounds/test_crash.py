@@ -4,12 +4,12 @@ import threading
 
 import numpy as np
 import pytest
-
-from gradsharding.rounds import memory, stitch
-from gradsharding.rounds.output import read_output
 from memory_store import MemoryStore
 from processes import MIN_PART, Process
 from rounds_kit import OUTPUT, assert_mean, document, keys_under, tensors, upload
+
+from gradsharding.rounds import memory, stitch
+from gradsharding.rounds.output import read_output
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 
 import pytest
+from inline_platform import InlinePlatform
+from rounds_kit import OUTPUT, assert_mean, document, keys_under, make_round, run, spec, tensors, upload
 
 from gradsharding.errors import RoundFailed, StoreRefused
 from gradsharding.platforms import FunctionFailed, OutOfMemory, Throttled, TimedOut, Unreachable
@@ -13,8 +15,6 @@ from gradsharding.rounds.drive import drive, make_dispatcher
 from gradsharding.rounds.memory import Sizing, lower
 from gradsharding.rounds.step import Intent
 from gradsharding_reducer.task import Outcome, ReduceResult, Refusal, UrlKind
-from inline_platform import InlinePlatform
-from rounds_kit import OUTPUT, assert_mean, document, keys_under, make_round, run, spec, tensors, upload
 
 LIMITS = Limits(memory_mib=256, timeout_seconds=300, backoff_limit=3, max_concurrency=4)
 SIZING = Sizing(16 << 20, 8 << 20, 4)
@@ -163,7 +163,9 @@ def test_answers_without_a_record_do_not_loop_for_ever(bucket, quick):
     class Silent(InlinePlatform):
         async def invoke(self, task, attempt):
             self.tasks.append(task)
-            return ReduceResult(task.round, task.revision, task.shard, task.plan, Outcome.DONE, started=float(len(self.tasks)))
+            return ReduceResult(
+                task.round, task.revision, task.shard, task.plan, Outcome.DONE, started=float(len(self.tasks))
+            )
 
     platform = Silent(bucket.origin)
     finished = run(make_round(bucket, wait=False), platform)
@@ -327,5 +329,7 @@ def test_cancelling_leaves_a_round_that_goes_on(bucket):
 
 def test_round_failed_is_what_a_platform_may_raise(bucket):
     fill(bucket)
-    finished = run(make_round(bucket, wait=False), scripted(bucket, RoundFailed("RuntimeUnavailable", "no Knative here")))
+    finished = run(
+        make_round(bucket, wait=False), scripted(bucket, RoundFailed("RuntimeUnavailable", "no Knative here"))
+    )
     assert (finished.reason, finished.message) == ("RuntimeUnavailable", "no Knative here")

@@ -4,9 +4,6 @@ import json
 
 import numpy as np
 import pytest
-
-from gradsharding.errors import StoreUnsupported
-from gradsharding.rounds.report import report
 from inline_platform import InlinePlatform
 from memory_store import MemoryStore
 from rounds_kit import (
@@ -22,6 +19,9 @@ from rounds_kit import (
     tensors,
     upload,
 )
+
+from gradsharding.errors import StoreUnsupported
+from gradsharding.rounds.report import report
 
 SCRATCH = OUTPUT + ".round/"
 
@@ -47,7 +47,9 @@ def assert_clean(bucket, finished):
     if finished.succeeded:
         assert left == [OUTPUT, OUTPUT + ".manifest.json"]
     else:
-        assert [key for key in left if key.startswith(SCRATCH)] == [key for key in left if key.endswith("/outcome.json")]
+        assert [key for key in left if key.startswith(SCRATCH)] == [
+            key for key in left if key.endswith("/outcome.json")
+        ]
         assert len([key for key in left if key.startswith(SCRATCH)]) == 1
     assert bucket.list_uploads(OUTPUT) == []
 
@@ -205,9 +207,7 @@ def test_update_lost_during_the_round(bucket, how, policy):
         if number == 2:
             bucket.delete([key]) if how == "removed" else bucket.put(key, b"other")
 
-    finished = go(
-        bucket, InlinePlatform(bucket.origin, meddle), spec=spec(aggregation_invalidUpdatePolicy=policy)
-    )
+    finished = go(bucket, InlinePlatform(bucket.origin, meddle), spec=spec(aggregation_invalidUpdatePolicy=policy))
     if policy == "Fail":
         assert finished.reason == "InvalidUpdate"
         assert f"was {how} during the round" in finished.message
@@ -399,7 +399,7 @@ def test_records_of_another_plan_are_ignored(store, bucket, platform):
             stale |= {"parts": [{"output": 0, "number": 2, "bytes": 5, "etag": "e", "sha256": "s"}], "bad": []}
             stale |= {"faults": [], "refusal": None, "bytes_read": 0, "bytes_written": 0, "retries": 0, "started": 1.0}
             stale |= {"finished": 2.0, "seconds": {}, "peak_rss_bytes": 0, "reducer": "0"}
-            stale |= {"runtime": {"platform": "", "request_id": "", "memory_cap": ""}}
+            stale |= {"runtime": {"platform": "", "request_id": "", "memory_cap": "", "billed_ms": 0}}
             bucket.put(key, json.dumps(stale).encode())
 
     platform = InlinePlatform(bucket.origin, spoil)
