@@ -1,28 +1,33 @@
 """Does the reducer reach its figures on this machine? Prints a table of ratios, each measured within this one run.
 
-    python benchmarks/reducer.py [--quick] [--only NAME ...] [--json]
+    python benchmarks/reducer.py [--quick] [--only NAME] [--json] [--directory DIR]
 
-Everything runs against an embedded SeaweedFS whose data are removed at the end. What is compared is run in turns, and the
-median of the ratios counts: a noisy neighbour hits both. Absolute numbers are printed to explain, not to compare machines.
+Everything runs against an embedded SeaweedFS whose data are removed at the end. What is compared is run in turns, and
+the median of the ratios counts: a noisy neighbour hits both. Absolute numbers explain; they compare no machines.
 """
 
 from __future__ import annotations
 
+import argparse
+import shutil
 import statistics
 import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from native import Native
-from report import Figure
+from report import Figure, as_json, markdown, surroundings
 from workload import MIB, OUTPUT_HEADER, Invocation, Update, Workload, slices
 
+from gradsharding.embedded import EmbeddedStore
 from gradsharding.rounds import memory
 from gradsharding.rounds.memory import Sizing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 USUAL = Sizing(part_bytes=16 * MIB, range_bytes=8 * MIB, prefetch=4)
 SMALL = Sizing(part_bytes=8 * MIB, range_bytes=4 * MIB, prefetch=4)
@@ -45,7 +50,7 @@ class Scale(NamedTuple):
 
 
 FULL = Scale(5, 3, CLIENTS, ((64 * MIB, 4), (512 * MIB, 4), (2048 * MIB, 4), (64 * MIB, 40)), 6 * 10**9)
-QUICK = Scale(2, 1, 8, ((64 * MIB, 4), (256 * MIB, 4), (64 * MIB, 40)), 2 * 10**9)
+QUICK = Scale(2, 1, CLIENTS, ((64 * MIB, 4), (256 * MIB, 4), (64 * MIB, 40)), 2 * 10**9)
 
 
 class Bench(NamedTuple):
@@ -59,7 +64,7 @@ class Bench(NamedTuple):
 def rate(bench: Bench) -> Iterator[Figure]:
     """Read rate against the raw client, and CPU time."""
     objects = shards(bench, bench.scale.clients)
-    # The raw client writes nothing. Many clients of one part each make the reducer's own writing small beside its reading.
+    # The raw client writes nothing. Many clients of one part each make the reducer's writing small beside its reading.
     many = [piece for update in objects for piece in slices(update, USUAL.part_bytes)]
     ranges = bench.work.ranges(many, USUAL)
     ours: list[Invocation] = []
@@ -248,7 +253,7 @@ def turns(name: str, repeats: int) -> Iterator[int]:
         yield turn
 
 
-def mb(rates: Iterator[float] | list[float]) -> str:
+def mb(rates: Iterable[float]) -> str:
     """The median of rates in bytes per second."""
     return f"{statistics.median(rates) / 1e6:.0f} MB/s"
 
@@ -257,3 +262,45 @@ def stages(invocations: list[Invocation]) -> str:
     """Where the reducer's time went, in the last of the invocations."""
     last = invocations[-1]
     return ", ".join(f"{name} {seconds / last.seconds:.0%}" for name, seconds in last.stages.items())
+
+
+def measure(native: Native, scale: Scale, names: Iterable[str], directory: Path) -> list[Figure]:
+    """The named figures, on a store in ``directory``: each in a bucket of its own, whose end gives its space back."""
+    figures: list[Figure] = []
+    with EmbeddedStore.start(directory) as store:
+        keys = {"access_key": store.access_key, "secret_key": store.secret_key, "region": store.region}
+        for name in names:
+            bucket = f"bench-{name}"
+            store.create_bucket(bucket)
+            work = Workload.on({**keys, "endpoint": store.endpoint, "bucket": bucket})
+            figures += FIGURES[name](Bench(work, native, scale))
+            store.remove_bucket(bucket)
+    return figures
+
+
+def main() -> int:
+    """Print the figures; status 1 when one misses its target."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer clients, turns and models")
+    parser.add_argument(
+        "--only", action="append", choices=FIGURES, metavar="NAME", help=f"one of {', '.join(FIGURES)}; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of Markdown")
+    parser.add_argument("--directory", type=Path, help="where the store keeps its data (default: a temporary folder)")
+    options = parser.parse_args()
+    scale = QUICK if options.quick else FULL
+    where = surroundings()
+    with Native() as native, tempfile.TemporaryDirectory(prefix="gradsharding-bench-", dir=options.directory) as folder:
+        free = shutil.disk_usage(folder).free
+        if free < scale.disk_bytes:
+            parser.error(
+                f"{folder} has {free / 1e9:.1f} GB free, the benchmark needs {scale.disk_bytes / 1e9:.0f} GB:"
+                " name another place with --directory, or use --quick"
+            )
+        figures = measure(native, scale, options.only or FIGURES, Path(folder))
+    print((as_json if options.json else markdown)(where, figures))
+    return int(any(figure.passed is False for figure in figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

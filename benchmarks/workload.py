@@ -1,6 +1,6 @@
-"""What the benchmarks work on: updates in a store, tasks over them, and invocations of the reducer in a process of its own.
+"""What the benchmarks work on: updates in a store, tasks over them, and functions run in processes of their own.
 
-An update here is a flat ``.npy``: the reducer is told where the data begin, and the paper's way can read the same object.
+An update here is a flat ``.npy``: the reducer is told where the data begin, and the paper's way reads the same object.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def slices(update: Update, size: int) -> list[Update]:
 
 
 class Invocation(NamedTuple):
-    """What one function cost. ``seconds`` leaves out the interpreter's start, ``cpu_seconds`` and ``rss_bytes`` do not."""
+    """What one function cost. Only ``seconds`` leaves out the interpreter's start."""
 
     bytes_read: int
     seconds: float
@@ -96,7 +96,7 @@ class Invocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """Updates, tasks and invocations on one bucket of a store ``{endpoint, access_key, secret_key, region, bucket}``."""
+    """What happens on one bucket of a store ``{endpoint, access_key, secret_key, region, bucket}``."""
 
     store: Mapping[str, str]
     bucket: S3Bucket

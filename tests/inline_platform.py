@@ -17,6 +17,7 @@ class InlinePlatform:
 
     name = "inline"
     startup_seconds = 5.0
+    trouble = ""
 
     def __init__(
         self,

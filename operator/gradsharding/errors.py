@@ -50,3 +50,11 @@ class RoundFailed(GradsShardingError):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+
+class DeployFailed(GradsShardingError):
+    """A function could not be packaged or deployed. ``reason`` is a documented constant in CamelCase."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

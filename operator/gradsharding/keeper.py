@@ -7,6 +7,7 @@ removed. Were we killed ourselves, the kernel kills the server. Run by its path:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -35,21 +36,28 @@ def main(left_behind: str, command: list[str]) -> int:
     for number in ours:
         signal.signal(number, signal.SIG_IGN)  # the end of our input is the one sign
     try:
-        # preexec_fn is safe here: this process has one thread.
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_us)  # noqa: S603
+        # A group of its own, so that its children end with it. preexec_fn is safe here: this process has one thread.
+        server = subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_us
+        )
         watched = select.poll()
         watched.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
         watched.register(os.pidfd_open(server.pid), select.POLLIN)
         watched.poll()
-        server.terminate()
-        try:
-            return server.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            return server.wait()
+        signal_group(server.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(GRACE_SECONDS)
+        signal_group(server.pid, signal.SIGKILL)
+        return server.wait()
     finally:
-        for file in left_behind.split(":"):
+        for file in filter(None, left_behind.split(":")):
             Path(file).unlink(missing_ok=True)
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,11 @@ def places_here():
     return cgroups.places(Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text())
 
 
+def children():
+    """Processes that threads of this one have started and nobody has waited for."""
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
 def exists(pid):
     try:
         os.kill(pid, 0)
@@ -136,9 +141,9 @@ async def until(condition):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
+    before = children()
     yield
-    with pytest.raises(ChildProcessError):  # neither a process nor a zombie
-        os.waitpid(-1, os.WNOHANG)
+    assert children() == before  # neither a process nor a zombie; the tests' own S3 server may run
     assert [cgroup for folder in my_folders() for cgroup in folder.glob("*/")] == []
     gc.collect()  # an unclosed transport would warn, which is an error
 
@@ -463,6 +468,31 @@ def test_the_environment_holds_no_secrets(tmp_path, monkeypatch):
     assert set(environment) <= own | set(local.PASSED_ON)
     assert "secret" not in environment.values()
     assert len(files) <= 5  # the three streams, the certificates, and the listing itself
+
+
+def test_progress_is_told_as_it_comes_and_is_no_last_word():
+    """Also in pieces, and between lines that are something else."""
+    talk = """
+        import sys
+        assert sys.argv[1:] == ["--progress"]
+        sys.stderr.write("a warning\\nprogress 12\\nprogress 345\\nprogress x\\nlast words")
+        sys.exit(3)
+    """
+    told = []
+
+    async def once():
+        platform = LocalPlatform(on_progress=lambda shard, count: told.append((shard, count)))
+        try:
+            await platform.prepare(FUNCTION)
+            platform.command = program(talk)
+            await platform.invoke(replace(TASK, shard=5), 1)
+        finally:
+            await platform.release()
+
+    with pytest.raises(FunctionFailed) as failed:
+        asyncio.run(once())
+    assert told == [(5, 12), (5, 345)]
+    assert failed.value.detail == "last words (exit status 3)"
 
 
 def test_two_run_at_once_and_apart():

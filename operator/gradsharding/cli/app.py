@@ -3,12 +3,14 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from gradsharding import __version__
-from gradsharding.cli import demo, exits, plan, run, store, terminal, verify
+from gradsharding.cli import aws_lambda, demo, exits, operator, plan, run, store, terminal, verify
 from gradsharding.errors import GradsShardingError
 
 app = typer.Typer(
@@ -24,6 +26,8 @@ app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=store.EPILOG)(store.store)
 app.command(epilog=demo.EPILOG)(demo.demo)
+app.command(epilog=operator.EPILOG)(operator.operator)
+app.add_typer(aws_lambda.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,16 +66,15 @@ def execute(arguments: list[str]) -> int:
     # Users are told to run the same again with --debug, and will put it last; typer wants it first.
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    _set_up_log(debug)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = app(arguments, prog_name="gradsharding", standalone_mode=False)
+        with _log(debug):
+            status = app(arguments, prog_name="gradsharding", standalone_mode=False)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # who read has left; the flush at exit would complain
+        # Whoever read has left; the flush at exit would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.INTERNAL
     except ModuleNotFoundError:
         raise
@@ -102,12 +105,20 @@ def _command_path(error: typer.TyperException) -> str:
     return context.command_path if context is not None else "gradsharding"
 
 
-def _set_up_log(debug: bool) -> None:
+@contextmanager
+def _log(debug: bool) -> Iterator[None]:
     """The log is for developers: without --debug nothing of it is shown, not even by Python's last resort."""
     log = logging.getLogger("gradsharding")
-    log.addHandler(_EscapingHandler() if debug else logging.NullHandler())
+    handler = _EscapingHandler() if debug else logging.NullHandler()
+    level = log.level
+    log.addHandler(handler)
     if debug:
         log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 class _EscapingHandler(logging.Handler):

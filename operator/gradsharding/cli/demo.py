@@ -40,11 +40,13 @@ def demo(
         from gradsharding.cli.demo_show import Show
         from gradsharding.cli.exits import DONE, Interrupted
         from gradsharding.demo.federation import Setting
+        from gradsharding.demo.large import Crowd
 
         show = Show(interrupts, as_json)
         setting = Setting(rounds=rounds or (4 if quick else 10), seed=seed)
         try:
-            show.everything(setting, (3, 256) if quick else (8, 512), output)
+            crowd = Crowd(3, 256, seed) if quick else Crowd(8, 512, seed)
+            show.everything(setting, crowd, output)
         except Interrupted:
             raise Interrupted("the demo's store is stopped and its files are removed") from None
         return DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer import TyperException
 
-from gradsharding.errors import ManifestError, RoundFailed, StoreError
+from gradsharding.errors import DeployFailed, ManifestError, RoundFailed, StoreError
 
 DONE = 0
 INTERNAL = 1
@@ -28,7 +28,7 @@ def status_and_reason(error: BaseException) -> tuple[int, str]:
             return INVALID, "InvalidManifest"
         case TyperException():
             return INVALID, "InvalidUsage"
-        case RoundFailed():
+        case RoundFailed() | DeployFailed():
             return FAILED, error.reason
         case StoreError():
             return STORE, type(error).__name__

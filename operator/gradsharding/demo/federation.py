@@ -40,6 +40,16 @@ class Setting:
         """Of the network."""
         return sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(self.shape))
 
+    @property
+    def update_bytes(self) -> int:
+        """The data section of one update."""
+        return 4 * self.parameters
+
+    @property
+    def disk_bytes(self) -> int:
+        """All updates and means, and a tenth on top for what the store keeps beside them."""
+        return self.rounds * (self.clients + 1) * self.update_bytes * 11 // 10
+
 
 @dataclass(frozen=True, slots=True)
 class Accuracies:

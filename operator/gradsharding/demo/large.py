@@ -55,6 +55,11 @@ class Crowd:
         return self.mib * MIB // PIECE
 
     @property
+    def total_bytes(self) -> int:
+        """Of all data sections."""
+        return self.clients * self.mib * MIB
+
+    @property
     def disk_bytes(self) -> int:
         """Of all updates and the mean, and a tenth on top for what the store keeps beside them."""
         return (self.clients + 1) * self.mib * MIB * 11 // 10
@@ -92,7 +97,7 @@ def upload(crowd: Crowd, store: Minio, bucket: str, prefix: str, watch: Watch) -
     from minio.error import MinioException
     from urllib3.exceptions import HTTPError
 
-    block, total = crowd.block(), crowd.clients * crowd.mib * MIB
+    block, total = crowd.block(), crowd.total_bytes
     for client in range(crowd.clients):
 
         def pieces(client: int = client) -> Iterator[memoryview]:

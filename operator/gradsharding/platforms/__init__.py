@@ -32,6 +32,9 @@ class Platform(Protocol):
     startup_seconds: float
     """The longest that a call may wait for its environment; URLs live that much longer."""
 
+    trouble: str
+    """What keeps calls from starting just now, as a sentence for the user; empty: nothing."""
+
     async def prepare(self, function: FunctionSpec) -> None:
         """Make the function ready; harmless when it is. Raises RoundFailed when it cannot be had, with the reason for the user."""
         ...

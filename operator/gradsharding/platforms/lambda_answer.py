@@ -93,9 +93,9 @@ def understand(answer: Answer, memory_mb: int) -> ReduceResult:
 def _failed(answer: Answer, report: Report, memory_mb: int) -> InvocationError:
     kind, message = _error(answer.payload)
     detail = _detail(kind, message, answer.tail)
-    full = report.memory_mb > 0 and report.max_memory_mb >= report.memory_mb
-    killed = kind == "Runtime.ExitError" and ("signal: killed" in message or full)
-    if kind in ("Runtime.OutOfMemory", "MemoryError") or killed:
+    full = report.max_memory_mb >= report.memory_mb > 0
+    killed = "signal: killed" in message or ("without providing a reason" in message and full)
+    if kind in ("Runtime.OutOfMemory", "MemoryError") or (kind == "Runtime.ExitError" and killed):
         return _billed(OutOfMemory(f"out of the function's {memory_mb} MB: {detail}", answer.request_id), report)
     if kind.startswith("Sandbox.Timed") or "Task timed out after" in message:
         return _billed(TimedOut(detail, answer.request_id), report)

@@ -98,6 +98,7 @@ class LocalPlatform:
 
     name = "local"
     startup_seconds = 15.0
+    trouble = ""
 
     def __init__(
         self,

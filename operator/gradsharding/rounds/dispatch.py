@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gradsharding.errors import RoundFailed, StoreError
@@ -27,6 +28,7 @@ from gradsharding.platforms import (
 from gradsharding.rounds import memory
 from gradsharding.rounds.outcome import Attempt, attempt_of
 from gradsharding.rounds.plan import Plan, PlannedPart
+from gradsharding.rounds.step import Step
 from gradsharding_reducer.task import Outcome, ReduceResult, ReduceTask, UrlKind
 
 log = logging.getLogger(__name__)
@@ -201,11 +203,24 @@ class Dispatcher:
             elif state.tries >= self._limits.backoff_limit and state.failure is None and shard not in self._tasks:
                 state = replace(state, failure=hopeless(None, self._limits))
             elif self._clock() - self._last_progress > self._limits.timeout_seconds + PATIENCE_SECONDS:
-                message = f"no part finished for {self._limits.timeout_seconds + PATIENCE_SECONDS:.0f} s while the platform was busy or out of reach"
+                waited = self._limits.timeout_seconds + PATIENCE_SECONDS
+                message = f"no part finished for {waited:.0f} s while the platform was busy or out of reach"
                 state = replace(state, failure=RoundFailed("NoProgress", message))
             self._states[shard] = state
             if shard not in self._tasks and state.held is None and state.failure is None:
                 self._tasks[shard] = asyncio.create_task(self._call(plan, digest, shard, parts, sizing))
+
+    async def follow(self, step: Step) -> None:
+        """Do what a pass wishes."""
+        if step.stop:
+            await self.stop()
+        elif step.plan is not None and step.sizing is not None:
+            self.want(step.plan, step.digest, step.missing, step.sizing, step.release)
+
+    async def wait(self, seconds: float) -> None:
+        """Until a call ends, at most so long."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.changed.wait(), seconds)
 
     async def stop(self, patience: float = 10.0) -> None:
         """Cancel every call and wait for it, at most ``patience`` seconds: functions given up may go on as zombies."""

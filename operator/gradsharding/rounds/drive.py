@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
 from gradsharding.errors import StoreUnreachable
 from gradsharding.platforms import FunctionSpec, Platform
@@ -70,17 +69,9 @@ async def drive(
             watch(step, calls)
             if step.finished is not None:
                 return step.finished
-            if step.stop:
-                await dispatcher.stop()
-            elif step.plan is not None and step.sizing is not None:
-                dispatcher.want(step.plan, step.digest, step.missing, step.sizing, step.release)
+            await dispatcher.follow(step)
             if step.delay:
-                await _either(dispatcher.changed, step.delay)
+                await dispatcher.wait(step.delay)
     finally:
         await dispatcher.stop()
         await platform.release()
-
-
-async def _either(changed: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        await asyncio.wait_for(changed.wait(), seconds)

@@ -31,8 +31,8 @@ from gradsharding_reducer.task import DTYPES, MAX_WEIGHT, Extent, Run
 if TYPE_CHECKING:
     from gradsharding.store import Bucket, ObjectInfo
 
-BLOCK_ELEMENTS = 1 << 21
-"""16 MiB as float64, of which numpy takes three."""
+BLOCK_ELEMENTS = 1 << 20
+"""8 MiB as float64, of which numpy takes three."""
 
 READS_AHEAD = 4
 

@@ -2,13 +2,13 @@ import json
 import re
 
 import pytest
+from inline_platform import InlinePlatform
+from memory_store import MemoryStore
+from rounds_kit import manifest
 
 from gradsharding.cli import main, opening
 from gradsharding.platforms import local
 from gradsharding.rounds import memory, stitch
-from inline_platform import InlinePlatform
-from memory_store import MemoryStore
-from rounds_kit import manifest
 
 
 @pytest.fixture

@@ -2,18 +2,20 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from inline_platform import InlinePlatform
+from rounds_kit import OUTPUT, PREFIX, assert_mean, keys_under, tensors, upload
 
 from gradsharding import __version__
 from gradsharding.cli import opening
 from gradsharding.errors import StoreRefused, StoreUnreachable
-from inline_platform import InlinePlatform
-from rounds_kit import OUTPUT, PREFIX, assert_mean, keys_under, tensors, upload
+from gradsharding.s3_transport import Patience
 
 
 def put_updates(bucket, count=3):
@@ -220,6 +222,18 @@ def test_without_keys(monkeypatch, command, round_file, tmp_path):
     assert "profile 'work'" in err
 
 
+def test_an_endpoint_where_nobody_listens(monkeypatch, command, round_file):
+    monkeypatch.setattr(Patience, "sleep", lambda *_: None)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with socket.socket() as taken:  # bound, but not listening
+        taken.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        status, out, err = command("run", round_file(), "--json", "--endpoint", endpoint)
+    assert (status, json.loads(out)["reason"]) == (4, "StoreUnreachable")
+    assert "no connection" in err
+
+
 def test_plan_writes_nothing_and_tells_what_would_be(bucket, command, round_file):
     put_updates(bucket)
     bucket.put(f"{PREFIX}bad.npy", b"no array")
@@ -309,7 +323,8 @@ def test_help_of_the_whole(command):
     status, out, _ = command("--help")
     assert status == 0
     assert not [name for name in ("run", "plan", "verify", "store", "demo", "130", "--debug") if name not in out]
-    assert command()[:2] == (2, out)
+    without_a_command = command()
+    assert (without_a_command[0], without_a_command[1].rstrip()) == (2, out.rstrip())
 
 
 HELP = """

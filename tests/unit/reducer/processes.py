@@ -16,8 +16,8 @@ def environment(server=None, **more):
     return env | more
 
 
-def run_main(document, env, **kwargs):
-    command = [sys.executable, "-m", "gradsharding_reducer"]
+def run_main(document, env, arguments=(), **kwargs):
+    command = [sys.executable, "-m", "gradsharding_reducer", *arguments]
     return subprocess.run(command, input=document, capture_output=True, env=env, timeout=50, **kwargs)
 
 

@@ -48,6 +48,15 @@ def test_a_task_on_stdin_is_answered_on_stdout(server, shard, pack):
     assert result.peak_rss_bytes < 60e6
 
 
+def test_progress_is_told_on_stderr(server, shard):
+    done = run_main(shard.task.to_json(), environment(server), arguments=["--progress"])
+    assert ReduceResult.from_json(done.stdout).outcome is Outcome.DONE
+    lines = done.stderr.decode().splitlines()
+    counts = [int(line.removeprefix("progress ")) for line in lines]
+    assert 0 < counts[0] <= counts[-1] <= 2 * 200_000
+    assert counts == sorted(set(counts))
+
+
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [

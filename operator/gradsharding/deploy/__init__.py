@@ -1,0 +1,1 @@
+"""Putting the reducer where it runs: the AWS Lambda package and function."""

@@ -1,0 +1,1 @@
+"""The Kubernetes operator. The only package that imports Kopf."""

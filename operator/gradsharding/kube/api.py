@@ -1,0 +1,86 @@
+"""The requests of the operator that are neither Kopf's nor the Knative platform's."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+from gradsharding.kube.secrets import SecretUnusable
+
+if TYPE_CHECKING:
+    from kubernetes.aio.client import ApiClient
+
+TIMEOUT = 10.0
+GROUP, VERSION, PLURAL = "gradsharding.dev", "v1alpha1", "aggregationrounds"
+Json = dict[str, Any]
+
+
+async def connect() -> ApiClient:
+    """The cluster of this pod, or of KUBECONFIG."""
+    from kubernetes.aio import client, config
+
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        config.load_incluster_config()  # type: ignore[no-untyped-call]
+    else:
+        await config.load_kube_config()  # type: ignore[no-untyped-call]
+    return client.ApiClient()
+
+
+class KubeApi:
+    """Secrets and rounds."""
+
+    def __init__(self, client: ApiClient) -> None:
+        from kubernetes.aio.client import CoreV1Api, CustomObjectsApi
+
+        self._core = CoreV1Api(client)
+        self._custom = CustomObjectsApi(client)
+
+    async def secret(self, namespace: str, name: str) -> dict[str, str]:
+        """The data of a Secret, base64 as stored. Raises SecretUnusable when there is none or it may not be read."""
+        from kubernetes.aio.client import ApiException
+
+        try:
+            found = await self._core.read_namespaced_secret(name, namespace, _request_timeout=TIMEOUT)
+        except ApiException as error:
+            if error.status == 404:
+                raise SecretUnusable(f"Secret {name} is not there in namespace {namespace}: create it") from None
+            if error.status == 403:
+                raise SecretUnusable(
+                    f"the operator may not read Secret {name} in namespace {namespace}: see its Role"
+                ) from None
+            raise
+        return cast(dict[str, str], found.data or {})
+
+    async def rounds(self, namespace: str | None) -> list[Json]:
+        """All rounds of a namespace, or of all."""
+        found: Any
+        if namespace is None:
+            found = await self._custom.list_cluster_custom_object(GROUP, VERSION, PLURAL, _request_timeout=TIMEOUT)
+        else:
+            found = await self._custom.list_namespaced_custom_object(
+                GROUP, VERSION, namespace, PLURAL, _request_timeout=TIMEOUT
+            )
+        return cast(list[Json], found["items"])
+
+    async def delete_round(self, namespace: str, name: str) -> None:
+        """Delete a round."""
+        await self._custom.delete_namespaced_custom_object(
+            GROUP, VERSION, namespace, PLURAL, name, _request_timeout=TIMEOUT
+        )
+
+    async def api_servers(self) -> set[tuple[str, int]]:
+        """Where the API server answers: its Service, and what is behind it."""
+        from kubernetes.aio.client import ApiException
+
+        found = set()
+        host = os.environ.get("KUBERNETES_SERVICE_HOST")
+        if host:
+            found.add((host, int(os.environ.get("KUBERNETES_SERVICE_PORT", "443"))))
+        try:
+            slices = await self._core.read_namespaced_endpoints("kubernetes", "default", _request_timeout=TIMEOUT)
+        except ApiException:
+            return found  # not allowed to look: the Service's address is what pods know
+        for subset in slices.subsets or ():
+            for address in subset.addresses or ():
+                found |= {(address.ip, port.port) for port in subset.ports or ()}
+        return found
