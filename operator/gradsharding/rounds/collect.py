@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from gradsharding.errors import ObjectGone, UpdateError
+from gradsharding.errors import ObjectGone, StoreRefused, UpdateError
 from gradsharding.formats import FRONT_BYTES, HeaderReader, TensorEntry, UpdateHeader, header_reader, shown
 from gradsharding.rounds.layout import NUM_EXAMPLES, TensorLayout, canonical_layout, passed_on, pieces, shifted
 from gradsharding_reducer.task import MAX_WEIGHT, Extent
@@ -180,7 +180,13 @@ class Collector:
     def _inspect(self, listed: ObjectInfo) -> Update | Rejection | None:
         """None: it is not what was listed any more."""
         key = listed.key
-        info = self._bucket.stat(key)
+        try:
+            info = self._bucket.stat(key)
+        except StoreRefused as error:
+            if error.code != "InvalidKey":
+                raise
+            # One client's odd name must not stop everybody's round.
+            return Rejection(key, listed.etag, "its key has a segment that S3 clients refuse, such as a lone dot: rename it")
         if info is None or (info.etag, info.size) != (listed.etag, listed.size):
             return None
         reader = header_reader(key)

@@ -67,11 +67,12 @@ def compare(
     if not rows:
         raise misfits[max(misfits)]
     found = tuple(rows[key] for key in sorted(rows))
+    fitting = {row.memory_mib for row in found}
     front = pareto(found)
     fastest, cheapest, best = front[0], front[-1], knee(front)
     return Comparison(
         rows=found,
-        misfits=tuple((size, str(failure)) for size, failure in sorted(misfits.items()) if (size, 1) not in rows),
+        misfits=tuple((size, str(failure)) for size, failure in sorted(misfits.items()) if size not in fitting),
         cheapest=cheapest,
         fastest=fastest,
         knee=best,
@@ -138,4 +139,5 @@ def _named(row: Estimate) -> str:
 
 
 def _percent(more: float, less: float) -> str:
-    return f"{(more / less - 1) * 100:.2g} %"
+    percent = (more / less - 1) * 100
+    return f"{percent:.1f} %" if percent < 10 else f"{percent:.0f} %"

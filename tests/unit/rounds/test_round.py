@@ -20,7 +20,7 @@ from rounds_kit import (
     upload,
 )
 
-from gradsharding.errors import StoreUnsupported
+from gradsharding.errors import StoreRefused, StoreUnsupported
 from gradsharding.rounds.report import report
 
 SCRATCH = OUTPUT + ".round/"
@@ -469,3 +469,20 @@ def calls_of_nobody():
     from gradsharding.rounds.dispatch import Calls
 
     return Calls()
+
+
+def test_key_that_s3_clients_refuse_is_one_rejected_update(bucket, platform, monkeypatch):
+    """A client may name its object so that no request for it can be made; the round of the others goes on."""
+    updates = fill(bucket)
+    bucket.put(PREFIX + "./x.safetensors", b"x")
+    stat = bucket.stat
+
+    def refusing(key):
+        if "/./" in key:
+            raise StoreRefused("the key cannot be used", "InvalidKey")
+        return stat(key)
+
+    monkeypatch.setattr(bucket, "stat", refusing)
+    assert go(bucket, platform).succeeded
+    assert_mean(bucket, updates)
+    assert "rename it" in document(bucket)["rejected"][0]["reason"]
