@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gradsharding.cli.compared import comparison, estimated
 from gradsharding.cli.summary import people
 from gradsharding.cli.terminal import in_bytes, in_mib
 from gradsharding.errors import RoundFailed
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from gradsharding.store import Bucket
 
 
-def preview(spec: RoundSpec, updates: Bucket, output: Bucket) -> dict[str, Any]:
-    """What ``plan --json`` prints. Reads headers, writes nothing.
+def preview(spec: RoundSpec, updates: Bucket, output: Bucket, advise: bool = False) -> dict[str, Any]:
+    """What ``plan --json`` prints; ``advise`` adds other sizes, for Lambda, under ``comparison``. Writes nothing.
 
     Raises RoundFailed when there is nothing to plan with or the functions cannot hold it, and StoreError.
     """
@@ -32,7 +33,7 @@ def preview(spec: RoundSpec, updates: Bucket, output: Bucket) -> dict[str, Any]:
     plan = propose(spec, cli_uid(spec), collected)
     sources = len(plan.participants)
     peak = memory.predict_peak(_in_use(plan), header_bytes=plan.header_length, sources=sources)
-    return {
+    found = {
         "succeeded": True,
         "reason": "Planned" if len(collected.accepted) >= limits.min_count else "NoQuorumYet",
         "message": _message(spec, collected),
@@ -64,6 +65,9 @@ def preview(spec: RoundSpec, updates: Bucket, output: Bucket) -> dict[str, Any]:
             "prefetch": plan.sizing.prefetch,
         },
     }
+    if spec.function.platform == "Lambda":
+        found["estimate"] = estimated(spec, plan)
+    return found | {"comparison": comparison(spec, plan)} if advise else found
 
 
 def _in_use(plan: Plan) -> memory.Sizing:
@@ -95,5 +99,10 @@ def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "reads", f"{plan['range_bytes'] / 2**20:.2f} MiB each, {plan['prefetch']} in flight"
     peak, cap = function["predicted_peak_bytes"], function["memory_mib"]
     yield "memory per function", f"{in_mib(peak)} predicted, {cap} MiB allowed"
+    if "estimate" in found:
+        yield (
+            "estimate",
+            f"{found['estimate']['seconds']:.1f} s, ${found['estimate']['usd']:.6f}; --compare shows other sizes",
+        )
     taken = ": it exists already, and a round never overwrites" if output["exists"] else ""
     yield "output", f"{output['bucket']}/{output['key']}, {in_bytes(output['bytes'])}{taken}"

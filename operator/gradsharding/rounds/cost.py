@@ -168,8 +168,21 @@ def estimate(
     parts = sum(count for count, _ in loads)
     reads = parts * ceil(min(sizing.part_bytes, work.size) / sizing.range_bytes)
     readers = work.sources if work.readers is None else work.readers
-    gets = OPERATOR_GETS + GETS_PER_CLIENT * work.sources + GETS_PER_SHARD * len(loads) + reads * work.sources + 1 + readers
-    puts = OPERATOR_PUTS + LISTS_PER_SHARD * len(loads) + parts + RECORDS_PER_CALL * calls + work.sources * upload_puts(work)
+    gets = (
+        OPERATOR_GETS
+        + GETS_PER_CLIENT * work.sources
+        + GETS_PER_SHARD * len(loads)
+        + reads * work.sources
+        + 1
+        + readers
+    )
+    puts = (
+        OPERATOR_PUTS
+        + LISTS_PER_SHARD * len(loads)
+        + parts
+        + RECORDS_PER_CALL * calls
+        + work.sources * upload_puts(work)
+    )
     billed = sum(time.seconds for time in times)
     at_once = min(len(loads), concurrency)
     return Estimate(
@@ -232,7 +245,8 @@ def measured_cost(document: Mapping[str, Any], prices: Prices = PRICES) -> dict[
     ``estimated_calls`` counts these. Requests to S3 are counted from what was read and written, with this file's
     constants for clients, readers and operator. Taken for x86; ``usd_arm64`` is the same on arm.
     """
-    ran = [a for a in document["attempts"] if a["platform"] == "lambda" and a["outcome"] not in _NOT_RUN]
+    # Of an attempt that only its record tells, the platform is not known: a round has one.
+    ran = [a for a in document["attempts"] if a["platform"] in ("lambda", "") and a["outcome"] not in _NOT_RUN]
     caps = [int(found[1]) for a in ran if (found := _CAP.fullmatch(a["memory_cap"]))]
     if not caps:
         return None

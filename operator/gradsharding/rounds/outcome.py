@@ -11,6 +11,7 @@ from typing import Any
 
 from gradsharding import __version__
 from gradsharding.rounds.collect import Collected
+from gradsharding.rounds.cost import measured_cost
 from gradsharding.rounds.plan import LeftOut, Plan
 from gradsharding.rounds.progress import Progress
 from gradsharding_reducer.task import ContractError, ReduceResult, canonical_json
@@ -202,4 +203,5 @@ def manifest(plan: Plan, state: Progress, attempts: Sequence[Attempt], size: int
         "reduce_started": started,
         "committed": committed,
     }
-    return canonical_json(document)
+    cost = measured_cost(document)
+    return canonical_json(document | {"cost": cost} if cost else document)
