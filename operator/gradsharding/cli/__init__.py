@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 EXTRAS = {
     **dict.fromkeys(("typer", "rich", "minio", "urllib3", "yaml"), "operator"),
     **dict.fromkeys(("boto3", "botocore", "packaging"), "lambda"),
-    **dict.fromkeys(("safetensors", "sklearn", "scipy", "joblib", "matplotlib"), "demo"),
+    **dict.fromkeys(("safetensors", "sklearn", "scipy", "joblib", "threadpoolctl", "matplotlib"), "demo"),
 }
 """Package → the extra that brings it. The base install is the reducer: it has numpy only."""
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class PlannedPart(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """One revision of a round, as it is stored."""
 
@@ -135,7 +136,7 @@ class Plan:
                     f"the stored plan asks for method {document['method']['name']!r:.40}, unknown to this build"
                 )
             (output,) = document["outputs"]
-            return Plan(
+            plan = Plan(
                 round=document["round"],
                 revision=document["revision"],
                 spec_digest=document["spec_digest"],
@@ -159,12 +160,15 @@ class Plan:
                 sizing=memory.Sizing(**document["sizing"]),
                 uploads_lost=document["uploads_lost"],
             )
+            if plan.digest != hashlib.sha256(body).hexdigest():
+                raise ContractError("the stored plan has fields that this build does not know")
         except ContractError:
             raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ContractError(f"the stored plan cannot be read: {type(error).__name__}") from None
+        return plan
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of the stored bytes."""
         return hashlib.sha256(self.to_json()).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -58,7 +57,8 @@ class Scratch:
             body = self.bucket.get(self.keys.plan(revision))
             if body is None:
                 return None
-            self._plans[revision] = Plan.from_json(body), hashlib.sha256(body).hexdigest()
+            plan = Plan.from_json(body)
+            self._plans[revision] = plan, plan.digest
         return self._plans[revision]
 
     def outcome(self, listing: Listing, revision: int) -> Decision | None:

@@ -37,10 +37,10 @@ def aws(monkeypatch):
 
 
 @asynccontextmanager
-async def prepared(front, origin, memory_mib=128, timeout=60):
+async def prepared(front, origin, memory_mib=128, seconds=60):
     platform = LambdaPlatform(front.name, endpoint=front.url)
     try:
-        await platform.prepare(FunctionSpec(memory_mib, timeout, SHARDS, SHARDS, (origin,)))
+        await platform.prepare(FunctionSpec(memory_mib, seconds, SHARDS, SHARDS, (origin,)))
         yield platform
     finally:
         await platform.release()
@@ -96,7 +96,7 @@ def test_a_function_that_never_ends_times_out(task_root, tmp_path):
     with ObjectServer(stall) as server, LambdaFront(task_root, tmp_path, timeout=8, origins=[server.origin]) as front:
         shard = make_shard(server, [("F32", 1000)], [1], part_bytes=4000)
         with pytest.raises(TimedOut, match="Task timed out after 8"):
-            invoke(front, shard.task, server.origin, timeout=8)
+            invoke(front, shard.task, server.origin, seconds=8)
         stalled.set()
 
 
