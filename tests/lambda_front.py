@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ from gradsharding.deploy.package import HANDLER
 from gradsharding.platforms.cgroups import owners, remove
 
 START_SECONDS = 30.0
+DIED = re.compile(r"Invoke failed error=(Runtime exited with error: .*?) InvokeID=")
 
 
 def find_emulator():
@@ -42,10 +44,21 @@ class LambdaFront:
     """A server at ``url`` that boto3 takes for Lambda; a context manager.
 
     ``task_root`` is the unzipped package. ``script(number)``, called for each invocation from 1 on, returns None or the
-    HTTP status to refuse it with. ``cap_mib`` None: what the configuration says.
+    HTTP status to refuse it with. ``cap_mib`` None: what the configuration says. ``host`` is where the server listens.
     """
 
-    def __init__(self, task_root, directory, *, memory_mb=256, timeout=60, cap_mib=None, origins=(), script=None):
+    def __init__(
+        self,
+        task_root,
+        directory,
+        *,
+        memory_mb=256,
+        timeout=60,
+        cap_mib=None,
+        origins=(),
+        script=None,
+        host="127.0.0.1",
+    ):
         self.name = "gradsharding-test"
         self.memory_mb, self.timeout, self.origins = memory_mb, timeout, origins
         self.calls = self.environments_started = self.most_at_once = 0
@@ -88,9 +101,9 @@ class LambdaFront:
             def log_message(self, *args):
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"http://{host}:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def __enter__(self):
@@ -104,9 +117,9 @@ class LambdaFront:
         self._cgroups.close()
 
     def kill(self, number=signal.SIGKILL):
-        """Send a signal to the runtime of one environment that is working."""
+        """Send a signal to the runtime of one environment whose handler is at work: there must be one."""
         with self._lock:
-            self.busy[0].signal(number)
+            next(environment for environment in self.busy if environment.is_working()).signal(number)
 
     def _path(self, what):
         return f"/2015-03-31/functions/{self.name}/{what}"
@@ -212,16 +225,30 @@ class Environment:
             connection.request("POST", "/2015-03-31/functions/function/invocations", body, headers)
             response = connection.getresponse()
             said = response.read()
-        tail = self._log.read_bytes()[before:][-4096:]
+        lines = self._log.read_bytes()[before:].splitlines(keepends=True)
+        tail = b"".join(line for line in lines if b"] (rapid) " not in line)[
+            -4096:
+        ]  # the emulator's own are no part of it
         headers = {"x-amzn-RequestId": request, "X-Amz-Log-Result": base64.b64encode(tail).decode()}
         if said.startswith(b"Task timed out after"):
             message = f"RequestId: {request} Error: {said.decode()}"
             said = json.dumps({"errorType": "Sandbox.Timedout", "errorMessage": message}).encode()
         if b'"errorType"' in said and b'"outcome"' not in said:
             headers["X-Amz-Function-Error"] = "Unhandled"
+        elif response.status != 200 and (died := DIED.findall(self._log.read_text())):  # while it was starting
+            said = json.dumps(
+                {"errorType": "Runtime.ExitError", "errorMessage": f"RequestId: {request} Error: {died[-1]}"}
+            )
+            return 200, said.encode(), {**headers, "X-Amz-Function-Error": "Unhandled"}
         elif response.status != 200:
             return 500, {"Type": "Service", "Message": f"emulator: {response.status}"}, _code("ServiceException")
         return 200, said, headers
+
+    def is_working(self):
+        """Whether the handler has been called and has not returned, by the emulator's log."""
+        log = self._log.read_text()
+        started = "INIT RTDONE(status: success)" in log
+        return started and log.count("] (rapid) INVOKE START(") > log.count("] (rapid) INVOKE RTDONE(")
 
     def signal(self, number):
         """To the runtime, not to the emulator."""
@@ -254,7 +281,12 @@ def _lay_out_runtime_client(folder):
         return
     folder.mkdir()
     site = Path(find_spec("awslambdaric").origin).parents[1]
-    for found in (*site.glob("awslambdaric"), *site.glob("runtime_client*.so"), *site.glob("snapshot_restore_py")):
+    for found in (
+        *site.glob("awslambdaric"),
+        *site.glob("runtime_client*.so"),
+        *site.glob("snapshot_restore_py"),
+        *site.glob("simplejson"),
+    ):
         (folder / found.name).symlink_to(found)
 
 

@@ -20,7 +20,7 @@ class Crash(BaseException):
 class Process:
     """One process on a shared store. ``at=(n, "before" | "after")`` is the operation, counted from 0, at which ``act`` happens."""
 
-    def __init__(self, world, uid="uid-1", at=None, act="crash", **options):
+    def __init__(self, world, uid="uid-1", at=None, act="crash", begin_anew=True, **options):
         self.store = MemoryStore(min_part=MIN_PART, before=self._before, after=self._after)
         self.store.buckets, self.store.lock, self.store.atomic_complete = (
             world.buckets,
@@ -33,6 +33,7 @@ class Process:
         self.operations = []
         self.paused, self.resume = threading.Event(), threading.Event()
         self._at, self._act, self._dead = at, act, False
+        self._begin_anew = begin_anew
         self._local = threading.local()
         self._lock = threading.Lock()
         self.round = make_round(self.bucket, uid, wait=False, clock=Clock(step=1.0), **options)
@@ -48,7 +49,8 @@ class Process:
     def run(self):
         """Run the round to its end, or to the crash."""
         try:
-            self.round.begin_anew()
+            if self._begin_anew:
+                self.round.begin_anew()
             self.finished = asyncio.run(drive(self.round, self.platform))
         except Crash:
             self._dead = True

@@ -11,6 +11,10 @@ class ManifestError(GradsShardingError):
     """The round's manifest is not valid; the message names the field by its full path."""
 
 
+class SettingsError(GradsShardingError):
+    """A setting of a process that serves, such as the operator, is missing or malformed; the message names it."""
+
+
 class UpdateError(GradsShardingError):
     """One client's object cannot take part; the message is the reason that the round reports for it."""
 

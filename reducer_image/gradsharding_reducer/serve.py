@@ -2,7 +2,7 @@
 says ok.
 
 A shard runs in this very process (PID 1 of its container), so that a kill for its memory ends the container and shows.
-One shard at a time; others get 503. Nothing that is logged holds a URL.
+One shard at a time; others get 503. Nothing that is logged holds a URL. An answer's X-Reducer header names the pod.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             complain(json.dumps({"round": task.round, "shard": task.shard, "error": describe(error)}))
             return self._error(500, describe(error))
         complain(json.dumps({"round": task.round, "shard": task.shard, "outcome": result.outcome}))
-        return self._answer(200, result.to_json(), "application/json")
+        return self._answer(200, result.to_json(), "application/json", {"X-Reducer": os.environ.get("HOSTNAME", "")})
 
     def _error(self, status: int, message: str, close: bool = False, headers: dict[str, str] | None = None) -> None:
         """``close``: the body was not read, so the connection cannot be used again."""

@@ -38,7 +38,9 @@ from gradsharding_reducer.task import (
 
 LIFETIME = timedelta(hours=1)
 HEADER = b"{}".ljust(1024)
-FUNCTION = FunctionSpec(memory_mib=96, timeout_seconds=50, max_concurrency=2, at_once=2, origins=("http://127.0.0.1:1",))
+FUNCTION = FunctionSpec(
+    memory_mib=96, timeout_seconds=50, max_concurrency=2, at_once=2, origins=("http://127.0.0.1:1",)
+)
 RESULT = ReduceResult("round", 1, 0, "0" * 64, Outcome.DONE)
 TASK = ReduceTask(
     round="round",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typer import TyperException
 
-from gradsharding.errors import DeployFailed, ManifestError, RoundFailed, StoreError
+from gradsharding.errors import DeployFailed, ManifestError, RoundFailed, SettingsError, StoreError
 
 DONE = 0
 INTERNAL = 1
 """A bug of this program."""
 INVALID = 2
-"""The manifest or the command line."""
+"""The manifest, the settings or the command line."""
 FAILED = 3
 STORE = 4
 """The store cannot be reached, refuses, or lacks what a round needs."""
@@ -26,6 +26,8 @@ def status_and_reason(error: BaseException) -> tuple[int, str]:
     match error:
         case ManifestError():
             return INVALID, "InvalidManifest"
+        case SettingsError():
+            return INVALID, "InvalidSettings"
         case TyperException():
             return INVALID, "InvalidUsage"
         case RoundFailed() | DeployFailed():

@@ -17,6 +17,7 @@ from gradsharding.rounds.spec import RoundSpec, load_round
 from gradsharding.s3 import S3Bucket
 
 if TYPE_CHECKING:
+    from gradsharding.platforms.aws_lambda import LambdaPlatform
     from gradsharding.store import Bucket
 
 _MAX_FILE = 1 << 20
@@ -51,6 +52,22 @@ def open_buckets(spec: RoundSpec, profile: str | None, endpoint: str | None) -> 
     if spec.output.bucket == spec.updates.bucket:
         return updates, updates
     return updates, S3Bucket.connect(where, spec.output.bucket, region, keys, ca)
+
+
+def open_lambda(spec: RoundSpec, profile: str | None) -> LambdaPlatform:
+    """The AWS Lambda function of a round. Asks nobody yet. Raises ManifestError when the round names none.
+
+    Whoever runs a round by hand may call whatever their credentials allow.
+    """
+    from gradsharding.platforms.aws_lambda import LambdaPlatform
+
+    function = spec.function.aws_lambda
+    if function is None:
+        raise ManifestError(
+            "--platform lambda needs spec.function.platform: Lambda and spec.function.lambda.functionName; "
+            f"the platform is {spec.function.platform}"
+        )
+    return LambdaPlatform(function.function_name, function.region or spec.store.region, allowed=("*",), profile=profile)
 
 
 def certificates() -> str | None:

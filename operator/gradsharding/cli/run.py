@@ -1,4 +1,4 @@
-"""``gradsharding run``: one round from its first update to its manifest, on processes of this machine."""
+"""``gradsharding run``: one round from its first update to its manifest, on processes of this machine or on AWS Lambda."""
 
 from typing import Annotated, Literal
 
@@ -13,6 +13,8 @@ EPILOG = """[bold]Examples[/bold]
 
   gradsharding run round.yaml --no-wait --json > result.json
 
+  gradsharding run round.yaml --platform lambda
+
   gradsharding run round.yaml --endpoint http://127.0.0.1:9000   [dim]# a port-forward[/dim]
 
 Interrupted? The same command goes on where it stopped. Done before? It prints the stored result, unless an update \
@@ -23,9 +25,12 @@ AGAIN = "run the same command again to continue"
 
 def run(
     round_file: RoundFile,
-    platform: Annotated[  # noqa: ARG001 - there is one
-        Literal["local"],
-        typer.Option(help="Where the functions run, whatever spec.function.platform says: processes of this machine."),
+    platform: Annotated[
+        Literal["local", "lambda"],
+        typer.Option(
+            help="Where the functions run, whatever spec.function.platform says: processes of this machine, or the "
+            "AWS Lambda function of spec.function.lambda."
+        ),
     ] = "local",
     as_json: Json = False,
     no_wait: Annotated[
@@ -37,7 +42,8 @@ def run(
 ) -> int:
     """Run a round: wait for updates, average them, write the output and its manifest.
 
-    Each shard is averaged by a process of its own that is held to spec.function.memoryMiB by the kernel.
+    Each shard is averaged by a process of its own that is held to spec.function.memoryMiB by the kernel, or by one call
+    of an AWS Lambda function.
     """
     with answering(as_json) as interrupts:
         import time
@@ -55,13 +61,14 @@ def run(
         started = time.monotonic()
         spec = opening.read_round(round_file, output_key)
         updates, output = opening.open_buckets(spec, profile, endpoint)
+        chosen = opening.open_lambda(spec, profile) if platform == "lambda" else None
         try:
             with display() as shown:
                 work = run_round(
                     spec,
                     updates,
                     output,
-                    LocalPlatform(on_progress=shown.read),
+                    chosen or LocalPlatform(on_progress=shown.read),
                     not no_wait,
                     shown.watch,
                     opening.certificates(),

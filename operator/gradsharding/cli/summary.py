@@ -35,6 +35,8 @@ def summary(result: Mapping[str, Any], document: Mapping[str, Any], memory_mib: 
         where = f"{output['bucket']}/{output['key']}"
         yield "output", f"{where}, {in_bytes(output['bytes'])}"
         yield "manifest", where + MANIFEST_SUFFIX
+    if cost := document.get("cost"):
+        yield "cost", f"${cost['usd_x86_64']:.6f} on x86 (arm ${cost['usd_arm64']:.6f}), {cost['gb_seconds']:.1f} GB-s"
     yield "time", f"{result['seconds']:.1f} s"
 
 

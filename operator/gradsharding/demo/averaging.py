@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,11 +104,11 @@ def weighted_mean(values: Sequence[F32], examples: Sequence[int]) -> F32:
     """The mean that a round promises, bit for bit: integer weights, float64 sums in order, one rounding."""
     flat, mean = [value.reshape(-1) for value in values], np.empty(values[0].size, np.float32)
     for start in range(0, mean.size, TILE):
-        tile = slice(start, start + TILE)
-        total = np.zeros(mean[tile].shape)
-        for value, n in zip(flat, examples, strict=True):
-            total += np.float64(n) * value[tile].astype(np.float64)
-        mean[tile] = total / np.float64(sum(examples))
+        products = [
+            np.float64(n) * value[start : start + TILE].astype(np.float64)
+            for n, value in zip(examples, flat, strict=True)
+        ]
+        mean[start : start + TILE] = functools.reduce(np.add, products) / np.float64(sum(examples))
     return mean.reshape(values[0].shape)
 
 

@@ -168,19 +168,18 @@ def reducer_files() -> dict[str, bytes]:
 
 def write_zip(path: Path, entries: Mapping[str, bytes]) -> None:
     """A zip whose bytes depend on the entries alone, and on zlib: sorted names, one date, one mode (rw-r--r--)."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name, body in sorted(entries.items()):
             info = zipfile.ZipInfo(name, _EPOCH)
             info.external_attr = _MODE
             info.create_system = 3  # Unix, wherever this runs
             info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, body, compresslevel=9)
+            archive.writestr(info, body, compresslevel=6)
 
 
 def _why(stderr: str) -> str:
     """pip's own words, without the address of an index: it may hold a password."""
-    lines = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
-    words = [
-        ("[URL removed]" if "://" in word else word) for word in (lines[0] if lines else "pip gave no reason").split()
-    ]
-    return " ".join(words)[:500]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["pip gave no reason"]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ") and "Exception:" not in line]
+    words = (errors[0] if errors else lines[-1]).split()
+    return " ".join("[URL removed]" if "://" in word else word for word in words)[:500]

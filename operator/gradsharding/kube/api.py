@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, cast
 
+import aiohttp
+
+from gradsharding.errors import SettingsError
 from gradsharding.kube.secrets import SecretUnusable
 
 if TYPE_CHECKING:
@@ -16,13 +19,18 @@ Json = dict[str, Any]
 
 
 async def connect() -> ApiClient:
-    """The cluster of this pod, or of KUBECONFIG."""
+    """The cluster of this pod, or of KUBECONFIG. Raises SettingsError when there is neither."""
     from kubernetes.aio import client, config
 
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        config.load_incluster_config()  # type: ignore[no-untyped-call]
-    else:
-        await config.load_kube_config()  # type: ignore[no-untyped-call]
+    try:
+        if os.environ.get("KUBERNETES_SERVICE_HOST"):
+            config.load_incluster_config()  # type: ignore[no-untyped-call]
+        else:  # named here, since the library reads the variable when it is imported
+            await config.load_kube_config(config_file=os.environ.get("KUBECONFIG"))  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise SettingsError(
+            f"no cluster to work in: this is not a pod with a service account, and KUBECONFIG does not help ({error})"
+        ) from None
     return client.ApiClient()
 
 
@@ -36,7 +44,7 @@ class KubeApi:
         self._custom = CustomObjectsApi(client)
 
     async def secret(self, namespace: str, name: str) -> dict[str, str]:
-        """The data of a Secret, base64 as stored. Raises SecretUnusable when there is none or it may not be read."""
+        """The data of a Secret, base64 as stored. Raises SecretUnusable when it cannot be read just now."""
         from kubernetes.aio.client import ApiException
 
         try:
@@ -48,7 +56,13 @@ class KubeApi:
                 raise SecretUnusable(
                     f"the operator may not read Secret {name} in namespace {namespace}: see its Role"
                 ) from None
-            raise
+            raise SecretUnusable(
+                f"Secret {name} in namespace {namespace} was not read: the Kubernetes API answered {error.status}"
+            ) from None
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
+            raise SecretUnusable(
+                f"Secret {name} in namespace {namespace} was not read: the Kubernetes API did not answer ({type(error).__name__})"
+            ) from None
         return cast(dict[str, str], found.data or {})
 
     async def rounds(self, namespace: str | None) -> list[Json]:
@@ -62,10 +76,13 @@ class KubeApi:
             )
         return cast(list[Json], found["items"])
 
-    async def delete_round(self, namespace: str, name: str) -> None:
-        """Delete a round."""
+    async def delete_round(self, namespace: str, name: str, uid: str) -> None:
+        """Delete a round, but not another one of the same name."""
+        from kubernetes.aio.client import V1DeleteOptions, V1Preconditions
+
+        options = V1DeleteOptions(preconditions=V1Preconditions(uid=uid))
         await self._custom.delete_namespaced_custom_object(
-            GROUP, VERSION, namespace, PLURAL, name, _request_timeout=TIMEOUT
+            GROUP, VERSION, namespace, PLURAL, name, body=options, _request_timeout=TIMEOUT
         )
 
     async def api_servers(self) -> set[tuple[str, int]]:
@@ -78,8 +95,8 @@ class KubeApi:
             found.add((host, int(os.environ.get("KUBERNETES_SERVICE_PORT", "443"))))
         try:
             slices = await self._core.read_namespaced_endpoints("kubernetes", "default", _request_timeout=TIMEOUT)
-        except ApiException:
-            return found  # not allowed to look: the Service's address is what pods know
+        except (ApiException, OSError, TimeoutError, aiohttp.ClientError):
+            return found  # not allowed to look, or not there yet: the Service's address is what pods know
         for subset in slices.subsets or ():
             for address in subset.addresses or ():
                 found |= {(address.ip, port.port) for port in subset.ports or ()}

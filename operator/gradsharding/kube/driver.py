@@ -9,20 +9,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradsharding.credentials import ambient
-from gradsharding.errors import GradsShardingError, ManifestError, StoreError, StoreRefused, StoreUnsupported
+from gradsharding.errors import (
+    GradsShardingError,
+    ManifestError,
+    RoundFailed,
+    StoreError,
+    StoreRefused,
+    StoreUnsupported,
+)
 from gradsharding.kube.endpoints import EndpointRefused, check_endpoint, resolve_host
 from gradsharding.kube.secrets import RotatingKeys, SecretUnusable, text
-from gradsharding.kube.status import Seen, parse_time, resumed_at
+from gradsharding.kube.status import Seen, collecting_since, parse_time
+from gradsharding.kube.threads import in_thread
 from gradsharding.platforms import Platform
 from gradsharding.probe import probe_conditional_put
 from gradsharding.rounds.advance import Round
-from gradsharding.rounds.dispatch import Dispatcher
+from gradsharding.rounds.dispatch import Calls, Dispatcher
 from gradsharding.rounds.drive import make_dispatcher
 from gradsharding.rounds.outcome import nobody_yet
 from gradsharding.rounds.report import ANSWERED
 from gradsharding.rounds.spec import RoundSpec, parse_round
 from gradsharding.rounds.step import Finished, Intent, Phase, Step
-from gradsharding.s3 import S3Bucket
 
 if TYPE_CHECKING:
     from gradsharding.kube.operator import Operator
@@ -48,7 +55,7 @@ class Driver:
         meta = body["metadata"]
         self._operator = operator
         self.namespace, self.name, self.uid = meta["namespace"], meta["name"], meta["uid"]
-        self.last_pass = time.time()
+        self.last_pass = time.monotonic()
         self._created = parse_time(meta["creationTimestamp"])
         self._owner = {
             "apiVersion": body["apiVersion"],
@@ -64,13 +71,16 @@ class Driver:
         self._dispatcher: Dispatcher | None = None
         self.platform: Platform | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._thread: asyncio.Future[Step] | None = None
         self._told = 0
         self._seen: Seen | None = None
 
-    async def step(self, body: Mapping[str, Any], deleting: bool = False) -> Pass:
-        """One pass. Never raises for what a user can mend: that becomes the pass's ``trouble``."""
+    async def step(self, body: Mapping[str, Any], status: Mapping[str, Any], deleting: bool = False) -> Pass:
+        """One pass, on top of the ``status`` that was written last. What a user can mend is not raised: it is the pass's ``trouble``."""
         async with self._one_at_a_time:
-            self.last_pass = time.time()
+            self.last_pass = time.monotonic()
+            if self._dispatcher is not None:
+                self._dispatcher.changed.clear()
             try:
                 spec = parse_round({key: body[key] for key in ("apiVersion", "kind", "metadata", "spec")})
             except ManifestError as error:
@@ -78,7 +88,10 @@ class Driver:
                 return Pass(Seen(Phase.ENDING, finished=finished), 0.0)
             intent = Intent.DELETE if deleting else Intent.SUSPEND if spec.suspend else Intent.RUN
             try:
-                return await self._step(spec, body, intent)
+                return await self._step(spec, status, intent)
+            except RoundFailed as error:
+                finished = Finished(False, error.reason, error.message, nobody_yet(self.uid, spec.digest()))
+                return Pass(Seen(Phase.ENDING, finished=finished), 0.0)
             except SecretUnusable as error:
                 return self._troubled(spec, "SecretUnusable", error, intent)
             except EndpointRefused as error:
@@ -92,24 +105,34 @@ class Driver:
                 self._operator.metrics.store_errors.labels("unreachable").inc()
                 return self._troubled(spec, "StoreUnreachable", error, intent)
 
-    async def _step(self, spec: RoundSpec, body: Mapping[str, Any], intent: Intent) -> Pass:
-        await self._open(spec)
+    async def _step(self, spec: RoundSpec, status: Mapping[str, Any], intent: Intent) -> Pass:
+        await self._open(spec, intent)
         round_, dispatcher = self._round, self._dispatcher
         assert round_ is not None
         assert dispatcher is not None
-        round_.started = max(self._created, resumed_at(body.get("status", {})) or 0.0)
+        if intent is Intent.RUN:
+            round_.started = collecting_since(status, self._created, self._operator.clock())
         begun = time.monotonic()
         while True:
             dispatcher.changed.clear()
+            if intent is Intent.SUSPEND:
+                dispatcher.hold()
             calls = dispatcher.snapshot()
             with self._operator.metrics.passes.time():
-                step = await asyncio.to_thread(round_.advance, calls, intent)
+                step = await self._advance(round_, calls, intent)
             await dispatcher.follow(step)
             seen = self._see(step, dispatcher, intent)
             if step.delay or step.finished or time.monotonic() - begun > CHAIN_SECONDS or self._is_news(seen):
                 break
         self._seen = seen
         return Pass(seen, step.delay)
+
+    async def _advance(self, round_: Round, calls: Calls, intent: Intent) -> Step:
+        """Kopf may cut a pass off, its thread goes on all the same: the next pass waits for it, since a Round has one at a time."""
+        if self._thread is not None:
+            await asyncio.wait([self._thread])
+        self._thread = in_thread(lambda: round_.advance(calls, intent))
+        return await asyncio.shield(self._thread)
 
     async def wait(self, seconds: float) -> None:
         """Until a call ends, at most so long."""
@@ -135,8 +158,46 @@ class Driver:
         """Calls in flight."""
         return len(self._dispatcher.snapshot().running) if self._dispatcher is not None else 0
 
-    async def _open(self, spec: RoundSpec) -> None:
+    async def _open(self, spec: RoundSpec, intent: Intent) -> None:
         """Read the round's Secrets, check its endpoint, and build what is not there yet."""
+        operator = self._operator
+        try:
+            ca = await self._read_secrets(spec)
+        except SecretUnusable:
+            if intent is not Intent.DELETE or self._round is None:
+                raise
+            ca = self._ca  # with a namespace its Secrets go first: cleaned up with the keys that were there last
+        await in_thread(
+            lambda: check_endpoint(
+                spec.store.endpoint,
+                spec.store.region,
+                operator.settings.allowed_endpoints,
+                operator.api_servers,
+                resolve_host,
+            )
+        )
+        if self._round is not None and ca == self._ca:
+            return
+        await self.stop()
+        keys = self._keys if spec.store.credentials_secret_name is not None else ambient(iam=True)
+        names = {spec.updates.bucket, spec.output.bucket}
+        buckets = {name: operator.bucket(spec, name, keys, ca or None) for name in names}
+        self.platform = operator.platform(spec, self.namespace, self._owner)
+        self._round = Round(
+            spec,
+            self.uid,
+            buckets[spec.updates.bucket],
+            buckets[spec.output.bucket],
+            started=self._created,
+            created=self._created,
+            check_store=probe_conditional_put,
+            clock=operator.clock,
+        )
+        self._dispatcher = make_dispatcher(self._round, self.platform, ca or None)
+        self._ca = ca
+
+    async def _read_secrets(self, spec: RoundSpec) -> str:
+        """Take the present keys; give the certificates that the store needs, as PEM. Raises SecretUnusable."""
         store, api = spec.store, self._operator.api
         if store.credentials_secret_name is not None:
             name = store.credentials_secret_name
@@ -146,37 +207,9 @@ class Driver:
                 "spec.store.credentialsSecretName is not set, and this operator does not lend its own keys: name a Secret "
                 "with accessKey and secretKey"
             )
-        ca = ""
-        if store.ca_secret_name is not None:
-            ca = text(store.ca_secret_name, await api.secret(self.namespace, store.ca_secret_name), "ca.crt")
-        await asyncio.to_thread(
-            check_endpoint,
-            store.endpoint,
-            store.region,
-            self._operator.settings.allowed_endpoints,
-            self._operator.api_servers,
-            resolve_host,
-        )
-        if self._round is not None and ca == self._ca:
-            return
-        await self.stop()
-        keys = self._keys if store.credentials_secret_name is not None else ambient(iam=True)
-        buckets = {
-            name: S3Bucket.connect(store.endpoint, name, store.region, keys, ca or None)
-            for name in {spec.updates.bucket, spec.output.bucket}
-        }
-        self.platform = self._operator.platform(spec, self.namespace, self._owner)
-        self._round = Round(
-            spec,
-            self.uid,
-            buckets[spec.updates.bucket],
-            buckets[spec.output.bucket],
-            started=self._created,
-            created=self._created,
-            check_store=probe_conditional_put,
-        )
-        self._dispatcher = make_dispatcher(self._round, self.platform, ca or None)
-        self._ca = ca
+        if store.ca_secret_name is None:
+            return ""
+        return text(store.ca_secret_name, await api.secret(self.namespace, store.ca_secret_name), "ca.crt")
 
     def _see(self, step: Step, dispatcher: Dispatcher, intent: Intent) -> Seen:
         calls = dispatcher.snapshot()
@@ -202,7 +235,9 @@ class Driver:
         )
 
     def _is_news(self, seen: Seen) -> bool:
-        """Worth writing before the next step: the phase changed, or there is a plan now."""
+        """Worth writing before the next step: the phase changed, or there is a plan now. The next step tells more of these two."""
+        if seen.phase is Phase.ENDING or (seen.phase is Phase.REDUCING and seen.revision is None):
+            return False
         last = self._seen
         return last is None or (seen.phase, seen.revision) != (last.phase, last.revision)
 
@@ -210,7 +245,7 @@ class Driver:
         """Nothing is lost: the next pass looks again. Only the active deadline ends a round whose store cannot be asked."""
         limit = spec.active_deadline_seconds
         phase = self._seen.phase if self._seen else Phase.COLLECTING
-        if limit is not None and time.time() > self._created + limit and intent is not Intent.DELETE:
+        if limit is not None and self._operator.clock() > self._created + limit and intent is not Intent.DELETE:
             message = f"the round did not end within spec.activeDeadlineSeconds, {limit} s; last: {error}"
             people = nobody_yet(self.uid, spec.digest())
             return Pass(Seen(phase, finished=Finished(False, "DeadlineExceeded", message, people)), 0.0)

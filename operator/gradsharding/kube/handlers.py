@@ -3,105 +3,115 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import aiohttp
 import kopf
 
-from gradsharding.kube import sweep
-from gradsharding.kube.api import connect
 from gradsharding.kube.driver import Driver, Pass
+from gradsharding.kube.logs import NextPass
 from gradsharding.kube.operator import Operator
-from gradsharding.kube.server import Health, serve
-from gradsharding.kube.status import must_write, project
+from gradsharding.kube.status import is_terminal, must_write, project
+from gradsharding.rounds.step import Finished
 
 MAX_WAIT = 2.0
-"""Seconds that one pass may take, its waiting included: so long a stop of the operator may have to wait."""
+"""Seconds that a pass waits for news at most, before Kopf is asked to call again."""
+WRITE_AGAIN = 0.5
+"""Seconds until a status that was refused, since the object changed meanwhile, is sent again."""
 CLEANUP_SECONDS = 30.0
 
-
-async def start(memo: kopf.Memo, **_: Any) -> None:
-    """Connect, and start what runs beside the rounds."""
-    client = await connect()
-    operator = Operator(memo.settings, memo.namespaces, client, aiohttp.ClientSession(auto_decompress=True))
-    operator.api_servers = await operator.api.api_servers()
-    health = Health(operator.oldest_pass)
-    operator.server = await serve(memo.settings.port, health, operator.metrics.registry)
-    operator.tasks = [
-        asyncio.create_task(health.watch()),
-        asyncio.create_task(operator.count_active()),
-        asyncio.create_task(sweep.sweep_for_ever(operator)),
-    ]
-    memo.operator = operator
-
-
-async def close(memo: kopf.Memo, **_: Any) -> None:
-    """Leave the rounds where they are."""
-    if memo.operator is not None:
-        await memo.operator.close()
+log = logging.getLogger(__name__)
 
 
 async def run_round(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
-    """One pass. Kopf writes its status, then calls again."""
+    """One pass. Kopf writes its status, then calls again, and stops doing so when it sees a status that is final.
+
+    So it never returns: whoever returns is not called again, and a last status that the optimistic lock refused were lost.
+    """
+    if is_terminal(body.get("status", {})) or memo.get("gone"):
+        raise NextPass(WRITE_AGAIN)  # Kopf is about to stop this daemon
     operator: Operator = memo.operator
     driver = operator.driver(body)
-    due = memo.get("due", 0.0)
-    wait = min(due - time.monotonic(), MAX_WAIT)
-    if wait > 0:
-        await driver.wait(wait)
-        if time.monotonic() < due and not driver.has_news:
-            raise kopf.TemporaryError("nothing new", delay=0.01)
-    done = await driver.step(body)
-    memo["due"] = time.monotonic() + done.delay
-    _write(done, body, patch, memo)
-    for kind, reason, message in operator.events.pop(driver.uid, []):
-        kopf.event(body, type=kind, reason=reason, message=message)
-    finished = done.seen.finished
-    if finished is None:
-        raise kopf.TemporaryError("next pass", delay=0.01)
-    operator.metrics.rounds.labels(str(finished.succeeded), finished.reason).inc()
-    if not finished.succeeded:
-        kopf.event(body, type="Warning", reason=finished.reason, message=finished.message[:1000])
-    await operator.forget(driver.uid)
-
-
-def _write(done: Pass, body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo) -> None:
-    """Put the new status into Kopf's patch, if it is due."""
+    if "ended" in memo:
+        await _write(memo.status, body, patch, memo)
+        raise NextPass(WRITE_AGAIN)
+    wait = min(memo.get("due", 0.0) - time.monotonic(), MAX_WAIT)
+    if wait > 0 and memo.generation == body["metadata"]["generation"]:  # else it was suspended or resumed
+        await driver.wait(min(wait, WRITE_AGAIN) if patch.fns else wait)
+        if time.monotonic() < memo.due and not driver.has_news:
+            raise NextPass(0.0)
     # What was written last is the better base: the body may lag behind our own writes.
     old: Mapping[str, Any] = memo.get("status") or dict(body.get("status", {}))
-    new = project(old, done.seen, body["spec"], body["metadata"]["generation"], time.time())
-    now = time.monotonic()
-    if done.seen.finished is None and not must_write(old, new, now - memo.get("written", -1e9)):
-        return
-    memo["status"], memo["written"] = new, now
-    patch.fns.append(partial(_set_status, status=new))
+    generation = body["metadata"]["generation"]
+    done = await driver.step(body, old)
+    memo["due"], memo["generation"] = time.monotonic() + done.delay, generation
+    new = project(old, done.seen, body["spec"], generation, operator.clock())
+    finished = done.seen.finished
+    if finished is not None or must_write(old, new, time.monotonic() - memo.get("written", -1e9)):
+        await _write(new, body, patch, memo)
+    for kind, reason, message in operator.events.pop(driver.uid, []):
+        kopf.event(body, type=kind, reason=reason, message=message)
+    if finished is not None:
+        memo["ended"] = True
+        _tell_end(operator, driver, body, finished)
+    raise NextPass(0.0 if finished is None else WRITE_AGAIN)
+
+
+async def _write(status: Mapping[str, Any], body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo) -> None:
+    """Put the status into Kopf's patch, in place of one that was refused.
+
+    The lock is the version of the body as it was last watched. It would refuse a write that is faster than the watch event of
+    the write before, so that one is waited for.
+    """
+    for _ in range(100):
+        if body["metadata"]["resourceVersion"] != memo.get("version"):
+            break
+        await asyncio.sleep(0.01)
+    memo["status"], memo["written"], memo["version"] = status, time.monotonic(), body["metadata"]["resourceVersion"]
+    patch.fns[:] = [partial(_set_status, status=status)]
 
 
 def _set_status(body: dict[str, Any], status: Mapping[str, Any]) -> None:
     body.setdefault("status", {}).update(status)
 
 
+def _tell_end(operator: Operator, driver: Driver, body: kopf.Body, finished: Finished) -> None:
+    operator.metrics.rounds.labels(str(finished.succeeded), finished.reason).inc()
+    log.info(
+        "round ended: %s", finished.reason,
+        extra={"namespace": driver.namespace, "round": driver.name, "succeeded": finished.succeeded, "detail": finished.message},
+    )  # fmt: skip
+    if not finished.succeeded:
+        kopf.event(body, type="Warning", reason=finished.reason, message=finished.message[:1000])
+
+
+async def let_go(type: str | None, body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:  # noqa: A002 - Kopf's name
+    """A round is over, whoever ended it, or was deleted: stop what still runs for it here."""
+    memo["gone"] = type == "DELETED"
+    await memo.operator.forget(body["metadata"]["uid"])
+
+
 async def clean_up(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     """Leave nothing of a deleted round. What cannot be removed is named in an Event, and the object goes all the same."""
     operator: Operator = memo.operator
     driver = operator.driver(body)
-    await driver.stop()
-    deadline = time.monotonic() + CLEANUP_SECONDS
-    while True:
-        done = await driver.step(body, deleting=True)
-        if done.seen.finished is not None:
-            break
-        if done.seen.trouble is not None and time.monotonic() + done.delay > deadline:
-            _tell_leftovers(driver, body, done.seen.trouble[1])
-            break
-        if time.monotonic() > deadline:
-            _tell_leftovers(driver, body, "it took too long")
-            break
-        await driver.wait(min(done.delay, MAX_WAIT))
+    trouble = ""
+    try:
+        async with asyncio.timeout(CLEANUP_SECONDS):
+            await driver.stop()
+            while (done := await _remove(driver, body)).seen.finished is None:
+                trouble = done.seen.trouble[1] if done.seen.trouble else ""
+                await driver.wait(done.delay)
+    except TimeoutError:
+        _tell_leftovers(driver, body, trouble or f"it took more than {CLEANUP_SECONDS:.0f} s")
     await operator.forget(driver.uid)
+
+
+async def _remove(driver: Driver, body: kopf.Body) -> Pass:
+    return await driver.step(body, body.get("status", {}), deleting=True)
 
 
 def _tell_leftovers(driver: Driver, body: kopf.Body, why: str) -> None:
@@ -110,4 +120,10 @@ def _tell_leftovers(driver: Driver, body: kopf.Body, why: str) -> None:
         f"the scratch of the deleted round was not removed: {why}; what is left is under "
         f"{output['bucket']}/{output['key']}.round/{driver.uid}/, and maybe an unfinished upload of {output['key']}"
     )
+    log.warning(message, extra={"namespace": driver.namespace, "round": driver.name})
     kopf.event(body, type="Warning", reason="CleanupIncomplete", message=message[:1000])
+
+
+async def hang_up(memo: kopf.Memo, **_: Any) -> None:
+    """The operator stops: leave the rounds where they are."""
+    await memo.operator.hang_up()

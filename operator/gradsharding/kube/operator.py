@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,16 +17,21 @@ from gradsharding.errors import RoundFailed
 from gradsharding.kube.api import KubeApi
 from gradsharding.kube.driver import Driver
 from gradsharding.kube.metrics import Metrics
+from gradsharding.kube.server import Health, serve
 from gradsharding.kube.settings import Settings
+from gradsharding.kube.sweep import sweep_for_ever
 from gradsharding.platforms import Platform
 from gradsharding.platforms.knative import Functions, KnativePlatform
 from gradsharding.platforms.knative_api import KnativeApi
 from gradsharding.rounds.outcome import Attempt
 from gradsharding.rounds.spec import RoundSpec
+from gradsharding.s3 import S3Bucket
+from gradsharding.store import Bucket
 
 if TYPE_CHECKING:
     from aiohttp import web
     from kubernetes.aio.client import ApiClient
+    from minio.credentials.providers import Provider
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +47,8 @@ class Operator:
     namespaces: tuple[str, ...] | None
     client: ApiClient
     session: aiohttp.ClientSession
+    clock: Callable[[], float] = time.time
+    """Unix seconds, for deadlines and the times in a status."""
     metrics: Metrics = field(default_factory=Metrics)
     drivers: dict[str, Driver] = field(default_factory=dict)
     api_servers: set[tuple[str, int]] = field(default_factory=set)
@@ -54,6 +62,14 @@ class Operator:
     def __post_init__(self) -> None:
         self.api = KubeApi(self.client)
         self.functions = Functions(KnativeApi(self.client), self.session, self.settings.pods)
+
+    async def begin(self) -> None:
+        """Start what runs beside the rounds. Raises SettingsError when the port is taken."""
+        self.api_servers = await self.api.api_servers()
+        health = Health(self.oldest_pass)
+        self.server = await serve(self.settings.port, health, self.metrics.registry)
+        beside = (health.watch(), self.count_active(), sweep_for_ever(self))
+        self.tasks = [asyncio.create_task(work) for work in beside]
 
     def driver(self, body: Mapping[str, Any]) -> Driver:
         """The driver of a round, made when it is first asked for."""
@@ -71,6 +87,10 @@ class Operator:
         if driver is not None:
             await driver.stop()
 
+    def bucket(self, spec: RoundSpec, name: str, keys: Provider, ca_pem: str | None) -> Bucket:
+        """One of a round's buckets. Raises StoreRefused when its settings cannot be right."""
+        return S3Bucket.connect(spec.store.endpoint, name, spec.store.region, keys, ca_pem)
+
     def platform(self, spec: RoundSpec, namespace: str, owner: Mapping[str, Any]) -> Platform:
         """Where a round's functions run. Raises RoundFailed when the operator may not use it."""
         if spec.function.aws_lambda is None:
@@ -82,10 +102,14 @@ class Operator:
                 f"spec.function.lambda.functionName {name} is not among the functions that this operator may call "
                 f"({', '.join(self.settings.lambda_functions)}): ask its administrator to add it to GRADSHARDING_LAMBDA_FUNCTIONS",
             )
-        raise RoundFailed("PlatformUnavailable", "this build has no Lambda platform")
+        from gradsharding.platforms.aws_lambda import LambdaPlatform
+
+        region = spec.function.aws_lambda.region or spec.store.region
+        return LambdaPlatform(name, region, allowed=self.settings.lambda_functions)
 
     def tell(self, driver: Driver, attempts: Sequence[Attempt]) -> None:
-        """Log every attempt; make an Event of what a user can act on."""
+        """Log every attempt; make one Event of what a user can act on."""
+        killed = sorted({attempt.shard for attempt in attempts if attempt.outcome == "OutOfMemory"})
         for attempt in attempts:
             log.info(
                 "shard %d of revision %d: %s",
@@ -97,16 +121,18 @@ class Operator:
                     "detail": attempt.detail, "seconds": round(attempt.finished - attempt.started, 3),
                 },
             )  # fmt: skip
-            if attempt.outcome == "OutOfMemory":
-                message = (
-                    f"shard {attempt.shard} was killed for its memory and goes again with less; "
-                    "if it happens often, raise spec.function.memoryMiB"
-                )
-                self.events.setdefault(driver.uid, []).append(("Warning", "OutOfMemory", message))
+        if killed:
+            names = ", ".join(map(str, killed[:20])) + (f" and {len(killed) - 20} more" if len(killed) > 20 else "")
+            message = (
+                f"killed for its memory, and goes again with less: shard {names}; "
+                "if it happens often, raise spec.function.memoryMiB"
+            )
+            self.events.setdefault(driver.uid, []).append(("Warning", "OutOfMemory", message))
 
     def oldest_pass(self) -> float | None:
-        """The longest ago last pass over any running round."""
-        return min((driver.last_pass for driver in self.drivers.values()), default=None)
+        """Seconds since the longest ago last pass over any running round; None: none runs."""
+        oldest = min((driver.last_pass for driver in self.drivers.values()), default=None)
+        return None if oldest is None else time.monotonic() - oldest
 
     async def count_active(self) -> None:
         """Keep the gauge of invocations in flight true, for ever."""
@@ -114,15 +140,17 @@ class Operator:
             self.metrics.active.set(sum(driver.active for driver in self.drivers.values()))
             await asyncio.sleep(2.0)
 
+    async def hang_up(self) -> None:
+        """Leave all rounds; they go on in the store where they are."""
+        await asyncio.gather(*(self.forget(uid) for uid in list(self.drivers)))
+
     async def close(self) -> None:
-        """Hang up calls, close connections; rounds go on in the store where they are."""
+        """Leave all rounds, close connections."""
         for task in self.tasks:
             task.cancel()
-        for task in self.tasks:
             with suppress(asyncio.CancelledError):
                 await task
-        for uid in list(self.drivers):
-            await self.forget(uid)
+        await self.hang_up()
         if self.server is not None:
             await self.server.cleanup()
         await self.session.close()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from gradsharding.errors import SettingsError
 
 MAX_LAG = 10.0
 """Seconds that the event loop may be late."""
@@ -18,32 +20,30 @@ MAX_PASS_AGE = 180.0
 
 @dataclass(slots=True)
 class Health:
-    """``oldest_pass`` gives the Unix time of the longest ago last pass over any running round; None: none runs."""
+    """``oldest_pass`` gives the seconds since the longest ago last pass over any running round; None: none runs."""
 
     oldest_pass: Callable[[], float | None]
     lag: float = 0.0
-    beat: float = field(default_factory=time.monotonic)
 
     async def watch(self) -> None:
         """Measure how late the event loop is, for ever."""
         while True:
             begun = time.monotonic()
             await asyncio.sleep(1.0)
-            self.beat = time.monotonic()
-            self.lag = self.beat - begun - 1.0
+            self.lag = time.monotonic() - begun - 1.0
 
     def problem(self) -> str:
         """Why the operator should be restarted; empty when it is well."""
         if self.lag > MAX_LAG:
             return f"the event loop is {self.lag:.0f} s late"
         oldest = self.oldest_pass()
-        if oldest is not None and time.time() - oldest > MAX_PASS_AGE:
-            return f"a running round was not looked at for {time.time() - oldest:.0f} s"
+        if oldest is not None and oldest > MAX_PASS_AGE:
+            return f"a running round was not looked at for {oldest:.0f} s"
         return ""
 
 
 async def serve(port: int, health: Health, registry: CollectorRegistry) -> web.AppRunner:
-    """Start the server; ``cleanup()`` of the runner stops it."""
+    """Start the server; ``cleanup()`` of the runner stops it. Raises SettingsError when the port is not to be had."""
 
     async def healthz(_: web.Request) -> web.Response:
         problem = health.problem()
@@ -56,5 +56,10 @@ async def serve(port: int, health: Health, registry: CollectorRegistry) -> web.A
     app.add_routes([web.get("/healthz", healthz), web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104 - the kubelet and Prometheus come from outside of the pod
+    try:
+        await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104 - the kubelet and Prometheus come from outside of the pod
+    except OSError as error:
+        await runner.cleanup()
+        why = error.strerror or "it cannot be opened"
+        raise SettingsError(f"environment variable GRADSHARDING_PORT: port {port} is not to be had: {why}") from None
     return runner

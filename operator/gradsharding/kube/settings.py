@@ -8,16 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gradsharding.errors import GradsShardingError
+from gradsharding.errors import SettingsError
 from gradsharding.platforms.knative_service import PodSettings
 
 PREFIX = "GRADSHARDING_"
 DEFAULT_ENDPOINTS = ("*.svc", "*.svc.cluster.local", "s3.*.amazonaws.com")
 T = TypeVar("T")
-
-
-class SettingsError(GradsShardingError):
-    """A variable is missing or malformed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,9 @@ def project(old: Mapping[str, Any], seen: Seen, spec: Mapping[str, Any], generat
         done, total = seen.counts.shards_answered or 0, seen.counts.shards
         status["shards"] = {"total": total, "succeeded": done, "progress": f"{done}/{total}"}
     if "shards" in status:
-        status["shards"] = {**status["shards"], "active": seen.active, "retried": seen.retried}
+        # Attempts before a restart of the operator are known to the old status only.
+        retried = max(seen.retried, old.get("shards", {}).get("retried", 0))
+        status["shards"] = {**status["shards"], "active": seen.active, "retried": retried}
     if seen.revision is not None:
         status["plan"] = {"revision": seen.revision, "sha256": seen.digest}
     if seen.finished is not None:
@@ -93,11 +95,16 @@ def _conditions(status: Json, old: list[Json], seen: Seen, generation: int, mome
     if ended is not None and ended.succeeded:
         planned = reduced = True
     rows = [
-        ("Collected", planned, "QuorumMet" if planned else "Collecting", _collected(status)),
-        ("Planned", planned, "PlanStored" if planned else "NoPlanYet", ""),
-        ("Reduced", reduced, "AllShardsDone" if reduced else "ShardsMissing", shards.get("progress", "")),
+        ("Collected", planned, "QuorumMet", "Collecting", _collected(status)),
+        ("Planned", planned, "PlanStored", "NoPlanYet", ""),
+        ("Reduced", reduced, "AllShardsDone", "ShardsMissing", shards.get("progress", "")),
     ]
-    wanted = [_condition(kind, "True" if holds else "False", reason, message) for kind, holds, reason, message in rows]
+    wanted = [
+        _condition(kind, "True", yes, message)
+        if holds
+        else _condition(kind, "False", "RoundEnded" if ended else no, message)
+        for kind, holds, yes, no, message in rows
+    ]
     if ended is not None:
         wanted.append(_condition("Succeeded", "True" if ended.succeeded else "False", ended.reason, ended.message))
     elif seen.trouble is not None:
@@ -143,12 +150,15 @@ def is_terminal(status: Mapping[str, Any]) -> bool:
     return any(c["type"] == "Succeeded" and c["status"] in ("True", "False") for c in status.get("conditions", []))
 
 
-def resumed_at(status: Mapping[str, Any]) -> float | None:
-    """When the round was last resumed, in Unix seconds; None: never."""
+def collecting_since(status: Mapping[str, Any], created: float, now: float) -> float:
+    """Where the collecting deadline of a round that is not suspended begins, in Unix seconds: creation, or the last resume.
+
+    A status that still calls the round suspended was written before the resume, which is this moment then.
+    """
     for condition in status.get("conditions", []):
-        if condition["type"] == "Suspended" and condition["status"] == "False":
-            return parse_time(condition["lastTransitionTime"])
-    return None
+        if condition["type"] == "Suspended":
+            return now if condition["status"] == "True" else parse_time(condition["lastTransitionTime"])
+    return created
 
 
 def parse_time(text: str) -> float:

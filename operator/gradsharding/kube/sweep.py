@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-
-import aiohttp
 
 from gradsharding.kube.status import is_terminal, parse_time
 from gradsharding.platforms.knative_service import LAST_USED
@@ -43,18 +41,22 @@ def is_idle(service: Mapping[str, Any], running: set[str], now: float, limit: fl
 
 async def sweep(operator: Operator) -> None:
     """One sweep over the watched namespaces."""
-    running, now = set(operator.drivers), time.time()
+    from kubernetes.aio.client import ApiException
+
+    now = operator.clock()
     for namespace in operator.namespaces or (None,):
         for body in await operator.api.rounds(namespace):
             meta = body["metadata"]
             if is_expired(body, now) and not meta.get("deletionTimestamp"):
                 log.info("round %s/%s: its time after finishing is over", meta["namespace"], meta["name"])
-                await operator.api.delete_round(meta["namespace"], meta["name"])
+                with suppress(ApiException):  # somebody was faster, or it is looked at again in a minute
+                    await operator.api.delete_round(meta["namespace"], meta["name"], meta["uid"])
         for service in await _services(operator, namespace):
-            meta = service["metadata"]
+            meta, running = service["metadata"], set(operator.drivers)
             if is_idle(service, running, now, operator.settings.idle_function_seconds):
                 log.info("function %s/%s: unused, removed", meta["namespace"], meta["name"])
-                await operator.functions.api.delete_service(meta["namespace"], meta["name"])
+                with suppress(ApiException):
+                    await operator.functions.api.delete_service(meta["namespace"], meta["name"])
 
 
 async def _services(operator: Operator, namespace: str | None) -> list[Any]:
@@ -70,11 +72,9 @@ async def _services(operator: Operator, namespace: str | None) -> list[Any]:
 
 async def sweep_for_ever(operator: Operator) -> None:
     """A sweep that fails is logged, and tried again with the next."""
-    from kubernetes.aio.client import ApiException
-
     while True:
         await asyncio.sleep(EVERY_SECONDS)
         try:
             await sweep(operator)
-        except (ApiException, OSError, TimeoutError, aiohttp.ClientError) as error:
+        except Exception as error:  # noqa: BLE001 - nothing may end the sweeping
             log.warning("the sweep was cut short: %s", type(error).__name__)

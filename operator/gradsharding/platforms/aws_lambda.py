@@ -9,6 +9,7 @@ import gzip
 import os
 import threading
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradsharding.errors import RoundFailed
@@ -71,8 +72,8 @@ class LambdaPlatform:
         ``function.ca_pem`` cannot be given to a function that is deployed already: one whose store has a private
         certificate carries it in its package. Raises RoundFailed: ``FunctionNotAllowed``, ``FunctionNotFound``,
         ``FunctionNotReady``, ``FunctionTooSmall``, ``OriginNotAllowed``, ``AccessDenied``, ``CredentialsMissing``,
-        ``CredentialsExpired``, ``CredentialsRefused`` or ``RegionMissing``. Raises an InvocationError when Lambda could
-        not be asked, or the function is being created or updated: try again.
+        ``CredentialsExpired``, ``CredentialsRefused``, ``RegionMissing`` or ``PlatformUnavailable`` (no boto3).
+        Raises an InvocationError when Lambda could not be asked, or the function is being created or updated: try again.
         """
         if not any(fnmatchcase(unqualified(self._function), glob) for glob in self._allowed):
             raise RoundFailed(
@@ -103,6 +104,8 @@ class LambdaPlatform:
             client.close()
 
     def _connect(self, function: FunctionSpec) -> Any:
+        if find_spec("boto3") is None:
+            raise RoundFailed("PlatformUnavailable", "boto3 is not installed: pip install 'gradsharding[lambda]'")
         with self._errors("lambda:GetFunctionConfiguration"):
             client = connect(
                 self._region,

@@ -91,9 +91,10 @@ def build_service(
         "target-burst-capacity": "-1",  # the activator stays in the path: no call queues behind a busy pod
         "target-utilization-percentage": "100",
         "initial-scale": str(initial_scale),
-        "activation-scale": str(function.at_once),
         "max-scale": str(function.max_concurrency),
     }
+    if function.at_once > 1:  # Knative refuses a 1
+        scaling["activation-scale"] = str(function.at_once)
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "Service",

@@ -161,6 +161,7 @@ class Dispatcher:
         self._digest = ""
         self._states: dict[int, ShardState] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._underway: set[asyncio.Task[None] | None] = set()
         self._attempts: list[Attempt] = []
         self._calls_made: dict[int, int] = {}
         self._last_progress = clock()
@@ -219,8 +220,16 @@ class Dispatcher:
 
     async def wait(self, seconds: float) -> None:
         """Until a call ends, at most so long."""
+        # Not wait_for: before Python 3.12 it swallows a cancellation that comes in the same moment as the event.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.changed.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+
+    def hold(self) -> None:
+        """Take back the calls that still wait for their turn; those that run finish and count."""
+        for task in self._tasks.values():
+            if task not in self._underway:
+                task.cancel()
 
     async def stop(self, patience: float = 10.0) -> None:
         """Cancel every call and wait for it, at most ``patience`` seconds: functions given up may go on as zombies."""
@@ -248,7 +257,9 @@ class Dispatcher:
             async with self._slots:
                 started = self._clock()
                 task = await asyncio.to_thread(self._sign, plan, shard, parts, sizing)
+                self.store_error = None
                 self._calls_made[shard] = self._calls_made.get(shard, 0) + 1
+                self._underway.add(asyncio.current_task())
                 end = await self._platform.invoke(task, self._calls_made[shard])
         except StoreError as error:
             self.store_error, end = error, Unreachable(str(error))
@@ -258,6 +269,7 @@ class Dispatcher:
             log.exception("shard %d of revision %d", shard, plan.revision)
             end = FunctionFailed(f"{type(error).__name__} in the platform")
         finally:
+            self._underway.discard(asyncio.current_task())
             if self._digest == digest:
                 self._tasks.pop(shard, None)
             self.changed.set()

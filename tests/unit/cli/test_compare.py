@@ -4,6 +4,8 @@ import json
 
 from rounds_kit import tensors, upload
 
+from gradsharding.cli.summary import summary
+
 LAMBDA = {
     "platform": "Lambda",
     "memoryMiB": 200,
@@ -54,3 +56,15 @@ def test_a_round_on_knative_can_be_compared(bucket, command, round_file):
     status, out, _ = command("plan", round_file(), "--compare")
     assert status == 0
     assert "knee" in out
+
+
+def test_the_end_of_a_round_tells_its_bill():
+    result = {
+        "succeeded": True, "reason": "Succeeded", "message": "done", "bytes_read": 0, "max_reducer_rss_bytes": 0, "seconds": 9.0,
+        "updates": {"participants": 2, "found": 2, "rejected": [], "excluded": []},
+        "shards": {"total": 0}, "output": {"bytes": None},
+    }  # fmt: skip
+    cost = {"usd_x86_64": 0.00125, "usd_arm64": 0.001125, "gb_seconds": 61.25}
+    rows = dict(summary(result, {"attempts": [], "cost": cost}, 256))
+    assert rows["cost"] == "$0.001250 on x86 (arm $0.001125), 61.2 GB-s"
+    assert "cost" not in dict(summary(result, {"attempts": []}, 256))

@@ -5,26 +5,27 @@ Needs aws-lambda-rie (LAMBDA_RIE or PATH) and the right to make memory cgroups.
 
 import asyncio
 import itertools
+import json
 import signal
 import threading
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 from lambda_front import LambdaFront
 from memory_store import MemoryStore
-from rounds_kit import OUTPUT, assert_mean, document, make_round, spec, tensors, upload
+from rounds_kit import OUTPUT, assert_mean, document, make_round, manifest, spec, tensors, upload
 from unit.reducer.object_server import ObjectServer
 from unit.reducer.shards import make_shard
 
+from gradsharding.cli import main, opening
 from gradsharding.platforms import FunctionFailed, FunctionSpec, OutOfMemory, TimedOut
-from gradsharding.platforms.aws_lambda import LambdaPlatform
+from gradsharding.platforms.aws_lambda import PLAIN_BYTES, LambdaPlatform
 from gradsharding.platforms.local import LocalPlatform
 from gradsharding.rounds import memory, stitch
 from gradsharding.rounds.drive import drive
 from gradsharding_reducer.task import Outcome
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240), pytest.mark.xdist_group("lambda-package")]
 
 SHARDS = 4
 
@@ -68,11 +69,9 @@ def test_a_task_is_answered_with_its_result_and_what_it_bills(task_root, tmp_pat
 
 def test_a_task_of_more_than_256_kib_arrives(task_root, tmp_path):
     with ObjectServer() as server, LambdaFront(task_root, tmp_path, origins=[server.origin]) as front:
-        shard = make_shard(server, [("F32", 4000)] * 2, [1] * 40, part_bytes=64)
-        assert len(shard.task.to_json()) > 256 << 10 or len(shard.task.parts) > 100
-        padded = replace(shard.task, record_url=shard.task.record_url + "&pad=" + "x" * (300 << 10))
-        with pytest.raises((FunctionFailed,)):  # the server refuses such a request line: it did arrive
-            invoke(front, padded, server.origin)
+        shard = make_shard(server, [("F32", 40_000)], [1, 2], part_bytes=64)
+        assert len(shard.task.to_json()) > PLAIN_BYTES
+        assert invoke(front, shard.task, server.origin).outcome is Outcome.DONE
 
 
 def test_too_small_a_cap_is_out_of_memory(task_root, tmp_path):
@@ -85,6 +84,13 @@ def test_too_small_a_cap_is_out_of_memory(task_root, tmp_path):
             invoke(front, shard.task, server.origin)
     assert "secret" not in caught.value.detail
     assert caught.value.request_id
+
+
+def test_a_cap_that_does_not_even_hold_the_interpreter_is_out_of_memory(task_root, tmp_path):
+    with ObjectServer() as server, LambdaFront(task_root, tmp_path, cap_mib=8, origins=[server.origin]) as front:
+        shard = make_shard(server, [("F32", 1000)], [1], part_bytes=4000)
+        with pytest.raises(OutOfMemory, match="signal: killed"):
+            invoke(front, shard.task, server.origin)
 
 
 def test_a_function_that_never_ends_times_out(task_root, tmp_path):
@@ -159,3 +165,37 @@ def test_a_whole_round_with_four_shards_throttling_and_a_killed_environment(task
     assert outcomes.count("OutOfMemory") == 1  # SIGKILL is what the kernel sends, too
     assert outcomes.count("Done") == SHARDS
     assert all(a["billed_ms"] > 0 for a in there["attempts"] if a["outcome"] == "Done")
+
+
+def test_the_command_runs_a_round_on_the_function(task_root, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "MIN_PART", 65536)
+    updates = [(tensors(seed, 90_000), 10 + seed) for seed in range(2)]
+    with (
+        MemoryStore(min_part=65536) as store,
+        LambdaFront(task_root, tmp_path, memory_mb=128, origins=[store.origin]) as front,
+    ):
+        bucket = store.bucket("federation")
+        monkeypatch.setattr(opening, "open_buckets", lambda *_: (bucket, bucket))
+        monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", front.url)
+        for i, (values, examples) in enumerate(updates):
+            upload(bucket, f"client-{i}.safetensors", values, examples)
+        function = {"platform": "Lambda", "memoryMiB": 128, "shards": 2, "lambda": {"functionName": front.name}}
+        round_file = tmp_path / "round.yaml"
+        round_file.write_text(json.dumps(manifest(function=function | {"timeoutSeconds": 60})))
+        assert main(["run", str(round_file), "--platform", "lambda", "--no-wait", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["shards"] == {"total": 2, "succeeded": 2, "retried": 0}
+        assert_mean(bucket, updates)
+
+        round_file.write_text(json.dumps(manifest(function=function | {"timeoutSeconds": 600})))
+        arguments = [
+            "run",
+            str(round_file),
+            "--platform",
+            "lambda",
+            "--no-wait",
+            "--json",
+            "--output-key",
+            "b.safetensors",
+        ]
+        assert main(arguments) == 3
+        assert json.loads(capsys.readouterr().out)["reason"] == "FunctionTooSmall"

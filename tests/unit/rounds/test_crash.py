@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from memory_store import MemoryStore
 from processes import MIN_PART, Process
-from rounds_kit import OUTPUT, assert_mean, document, keys_under, tensors, upload
+from rounds_kit import OUTPUT, assert_mean, document, keys_under, spec, tensors, upload
 
 from gradsharding.rounds import memory, stitch
 from gradsharding.rounds.output import read_output
@@ -111,3 +111,53 @@ def test_pause_at_every_operation(exclude, uids):
                 refused += 1
             world.check(uids)
     assert refused <= 8
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_crash_in_a_run_that_forgets_a_failure(moment):
+    """A bad client failed the round, its file was mended, and the second run is stopped at each of its operations."""
+    fail = spec(aggregation_invalidUpdatePolicy="Fail")
+
+    def failed_world():
+        world = World(exclude=True)
+        with Process(world.store, spec=fail) as first:
+            first.run()
+            assert first.finished.reason == "InvalidUpdate"
+        mended = tensors(1, 2400)
+        upload(world.bucket, "1.safetensors", mended, 11)
+        world.expected = [(tensors(i, 2400), 10 + i) for i in range(3)]
+        return world
+
+    with failed_world() as world, Process(world.store, spec=fail, rerun=True) as second:
+        second.run()
+        assert second.finished.succeeded
+        count = len(second.operations)
+    for number in range(count):
+        with failed_world() as world:
+            with Process(world.store, at=(number, moment), spec=fail, rerun=True) as second:
+                second.run()
+            with Process(world.store, spec=fail, rerun=True) as third:
+                third.run()
+                assert third.finished.succeeded, (number, second.operations[-1], third.finished)
+            world.check()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_crash_in_a_round_that_fails(moment):
+    """Stopped at each operation and started again, it fails for the same reason and leaves its outcome alone."""
+    fail = spec(aggregation_invalidUpdatePolicy="Fail")
+
+    def run_once(world, **options):
+        with Process(world.store, spec=fail, begin_anew=False, **options) as process:
+            process.run()
+            return process
+
+    with World(exclude=True) as world:
+        count = len(run_once(world).operations)
+    for number in range(count):
+        with World(exclude=True) as world:
+            run_once(world, at=(number, moment))
+            finished = run_once(world).finished
+            assert (finished.succeeded, finished.reason) == (False, "InvalidUpdate"), (number, finished)
+            assert keys_under(world.bucket, OUTPUT) == [OUTPUT + ".round/uid-1/1/outcome.json"]
+            assert world.bucket.list_uploads(OUTPUT) == []

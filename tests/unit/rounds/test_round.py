@@ -1,5 +1,6 @@
 """Whole rounds on the memory store, with the real reducer in this process: one test for each clause of docs/protocol.md."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -20,7 +21,8 @@ from rounds_kit import (
     upload,
 )
 
-from gradsharding.errors import StoreRefused, StoreUnsupported
+from gradsharding.errors import StoreRefused, StoreUnreachable, StoreUnsupported
+from gradsharding.rounds.plan import Plan
 from gradsharding.rounds.report import report
 
 SCRATCH = OUTPUT + ".round/"
@@ -486,3 +488,47 @@ def test_key_that_s3_clients_refuse_is_one_rejected_update(bucket, platform, mon
     assert go(bucket, platform).succeeded
     assert_mean(bucket, updates)
     assert "rename it" in document(bucket)["rejected"][0]["reason"]
+
+
+def test_the_loser_of_two_plans_aborts_its_upload_at_once(bucket):
+    fill(bucket)
+    mine, theirs = make_round(bucket, wait=False), make_round(bucket, wait=False)
+    theirs.advance(calls_of_nobody())
+    (winner,) = bucket.list_uploads(OUTPUT)
+    stored = bucket.get(f"{SCRATCH}uid-1/1/plan.json")
+    plan = dataclasses.replace(Plan.from_json(stored), upload=bucket.create_upload(OUTPUT))
+    mine.context.scratch.put_plan(plan)
+    assert bucket.list_uploads(OUTPUT) == [winner]
+    assert bucket.get(f"{SCRATCH}uid-1/1/plan.json") == stored
+
+
+def test_a_plan_whose_answer_was_lost_keeps_its_upload(bucket, monkeypatch):
+    fill(bucket)
+    put_new = bucket.put_new
+
+    def lossy(key, body):
+        put_new(key, body)
+        raise StoreUnreachable("the answer was lost")
+
+    monkeypatch.setattr(bucket, "put_new", lossy)
+    make_round(bucket, wait=False).advance(calls_of_nobody())
+    plan = Plan.from_json(bucket.get(f"{SCRATCH}uid-1/1/plan.json"))
+    assert bucket.list_uploads(OUTPUT) == [plan.upload]
+
+
+def test_the_key_is_looked_at_once_more_directly_before_complete():
+    """A store whose Complete does not look by itself: the foreign output that appears in mid-pass must survive."""
+    with MemoryStore(min_part=4096, atomic_complete=False) as store:
+        bucket = store.bucket("federation")
+        fill(bucket)
+
+        def after(op, key):
+            decided = any(name.endswith("1/outcome.json") for name in store.content("federation").objects)
+            if op == "stat" and key == OUTPUT and decided and OUTPUT not in store.content("federation").objects:
+                store.after = lambda *_: None
+                bucket.put(OUTPUT, b"foreign")
+
+        store.after = after
+        finished = go(bucket, InlinePlatform(bucket.origin))
+        assert finished.reason == "OutputExists"
+        assert bucket.get(OUTPUT) == b"foreign"

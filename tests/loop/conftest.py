@@ -1,0 +1,31 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from operators import MIN_PART, World
+
+from gradsharding.kube import driver, handlers
+from gradsharding.rounds import advance, memory, stitch
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Small parts, and the operator's pauses in milliseconds."""
+    monkeypatch.setattr(memory, "MIN_PART", MIN_PART)
+    monkeypatch.setattr(stitch, "ASK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(advance, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(driver, "TROUBLE_SECONDS", 0.05)
+    monkeypatch.setattr(driver, "probe_conditional_put", lambda bucket, prefix: None)
+    monkeypatch.setattr(driver, "resolve_host", lambda host: [])
+    monkeypatch.setattr(handlers, "WRITE_AGAIN", 0.05)
+    monkeypatch.setattr(handlers, "MAX_WAIT", 0.1)
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path)
+    yield world
+    world.close()
