@@ -123,7 +123,11 @@ def start_operator(tmp_path_factory, proxy_of_session):
     def start(namespace, **settings):
         log = folder / f"{len(started)}-{namespace.name}.log"
         logs.append(log)
-        defaults = {"REDUCER_IMAGE": environment("E2E_REDUCER_IMAGE"), "ALLOWED_ENDPOINTS": " ".join(sorted(hosts))}
+        defaults = {
+            "REDUCER_IMAGE": environment("E2E_REDUCER_IMAGE"),
+            "ALLOWED_ENDPOINTS": " ".join(sorted(hosts)),
+            "FUNCTION_CPU_REQUEST": "50m",  # the functions of many tests fit beside each other on a small node
+        }
         started.append(OperatorProcess(namespace.name, log, **defaults | settings))
         return started[-1]
 

@@ -13,6 +13,8 @@ from chart.kit import CHART, flags, helm, merged
 from cluster import kubectl
 from e2e.waiting import wait_for
 
+SMALL = {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+"""The test cluster has two CPUs, and functions of other tests."""
 LABEL = "app.kubernetes.io/name=gradsharding"
 
 
@@ -32,14 +34,16 @@ class Release:
         assert operator, "E2E_OPERATOR_IMAGE is not set: see tests/e2e/release.py"
         base = {
             "image": image(operator), "functions": {"image": image(reducer)}, "watchNamespaces": list(watched),
-            "allowedEndpoints": list(endpoints), "operator": {"logFormat": "plain"},
+            "allowedEndpoints": list(endpoints), "operator": {"logFormat": "plain", "resources": SMALL},
         }  # fmt: skip
+        base["functions"]["cpuRequest"] = "50m"
         self._values = merged(base, values)
 
-    def install(self, **values):
+    def install(self, wait=True, **values):
         """Install or upgrade; what Helm printed. A CRD that somebody applied is adopted."""
         self._values = merged(self._values, values)
-        arguments = ("--take-ownership", "--create-namespace", "--wait", "--timeout", "150s", *flags(self._values))
+        patience = ("--wait", "--timeout", "150s") if wait else ()
+        arguments = ("--take-ownership", "--create-namespace", *patience, *flags(self._values))
         return self._helm("upgrade", "--install", self.name, CHART, *arguments).stdout
 
     def uninstall(self):

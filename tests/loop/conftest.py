@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from operators import MIN_PART, World
 
-from gradsharding.kube import driver, handlers
+from gradsharding.kube import driver, handlers, status
 from gradsharding.rounds import advance, memory, stitch
 
 
@@ -22,6 +22,12 @@ def fast(monkeypatch):
     monkeypatch.setattr(driver, "resolve_host", lambda host: [])
     monkeypatch.setattr(handlers, "WRITE_AGAIN", 0.05)
     monkeypatch.setattr(handlers, "MAX_WAIT", 0.1)
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Counters and messages are written at once."""
+    monkeypatch.setattr(status, "COUNTERS_EVERY", 0.0)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def test_a_finished_round_costs_nothing(world):
     world.apply()
     world.ahead = 61
     world.wait_for_end("True")
-    world.apply("other", updates_prefix="elsewhere/")
+    world.apply("other", updates_prefix="elsewhere/", output_key="other/model.safetensors")
     world.wait_for("Succeeded", "Unknown", "Collecting", name="other")
     passes, looked = operator.passes, len(operator.operations)
     version, writes = world.get()["metadata"]["resourceVersion"], len(world.cluster.writes())
@@ -82,7 +82,7 @@ def test_a_finished_round_costs_nothing(world):
 
     operator.stop()
     again = world.operator()
-    world.apply("other", updates_prefix="elsewhere/")
+    world.apply("other", updates_prefix="elsewhere/", output_key="other/model.safetensors")
     world.wait_for("Succeeded", "Unknown", "Collecting", name="other")
     assert not any(world.get()["metadata"]["uid"] in key for _, key in again.operations)
 
@@ -137,7 +137,7 @@ def test_ttl(world, monkeypatch):
     world.wait_for_end("True", name="round")
     world.wait_for_end("True", name="kept")
     world.ahead = 500
-    world.apply("other", updates_prefix="elsewhere/")
+    world.apply("other", updates_prefix="elsewhere/", output_key="other/model.safetensors")
     world.wait_for("Succeeded", "Unknown", name="other")
     assert world.exists()
     world.ahead = 700

@@ -57,7 +57,7 @@ def test_a_resume_while_the_operator_is_down(world):
     world.wait_for_end("False", "QuorumNotMet")
 
 
-def test_running_calls_finish_and_count(world):
+def test_running_calls_finish_and_count(world, eager):
     hold, held = threading.Event(), threading.Event()
 
     def wait(op, key):

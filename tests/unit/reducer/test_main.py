@@ -66,6 +66,7 @@ def test_progress_is_told_on_stderr(server, shard):
         (gzip.compress(b"{}" * 1000)[:-20], "it ends too early"),
         (gzip.compress(b" " * (17 << 20)), "larger than 16 MiB unpacked"),
     ],
+    ids=["nothing", "empty", "no gzip", "cut off", "bomb"],  # gzip writes the time: not in an id
 )
 def test_what_is_no_task_is_one_sentence(document, sentence):
     done = run_main(document, environment())

@@ -115,6 +115,7 @@ def test_it_stays_healthy_and_refuses_a_second_shard_while_one_runs(server, shar
         (b"", {"Content-Length": "-1"}, 411, "Content-Length"),
         (b"", {"Transfer-Encoding": "chunked"}, 411, "Content-Length"),
     ],
+    ids=["empty", "no JSON", "no gzip", "bomb", "long", "absurdly long", "negative", "chunked"],  # gzip writes the time
 )
 def test_what_it_does_not_take_is_answered_with_a_sentence(server, body, headers, status, sentence):
     with serving(server) as (_, port):
