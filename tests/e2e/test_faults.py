@@ -76,17 +76,19 @@ def test_killed_while_shards_run(rough_namespace, operators, federation, proxy):
         assert [a["outcome"] for a in document["attempts"] if a["shard"] == shard] == ["Done"]
 
 
-@pytest.mark.parametrize(
-    ("point", "matches"),
-    [
-        ("before-outcome", lambda r: r.is_put_of("/1/outcome.json")),
-        ("before-complete", lambda r: r.is_complete),
-        ("before-manifest", lambda r: r.is_put_of(".manifest.json")),
-    ],
-)
-def test_killed_after_the_last_shard(point, matches, rough_namespace, operators, federation, proxy):
+POINTS = {
+    "before-plan": lambda r: r.is_put_of("/1/plan.json"),
+    "before-outcome": lambda r: r.is_put_of("/1/outcome.json"),
+    "before-complete": lambda r: r.is_complete,
+    "before-manifest": lambda r: r.is_put_of(".manifest.json"),
+}
+"""Requests that an operator sends at one point of the protocol."""
+
+
+@pytest.mark.parametrize("point", ["before-outcome", "before-complete", "before-manifest"])
+def test_killed_after_the_last_shard(point, rough_namespace, operators, federation, proxy):
     operator = operators()
-    hold = proxy.hold(matches)
+    hold = proxy.hold(POINTS[point])
     name = f"killed-{point}"
     rough_namespace.apply(federation.manifest(name))
     hold.wait()
@@ -108,13 +110,10 @@ def test_killed_after_the_last_shard(point, matches, rough_namespace, operators,
 # (d) Two operators by mistake; one stands still at the worst moment, then goes on.
 
 
-@pytest.mark.parametrize(
-    ("point", "matches"),
-    [("before-plan", lambda r: r.is_put_of("/1/plan.json")), ("before-complete", lambda r: r.is_complete)],
-)
-def test_one_of_two_operators_is_paused(point, matches, rough_namespace, operators, federation, proxy):
+@pytest.mark.parametrize("point", ["before-plan", "before-complete"])
+def test_one_of_two_operators_is_paused(point, rough_namespace, operators, federation, proxy):
     both = {operator.pid: operator for operator in (operators(), operators())}
-    hold = proxy.hold(matches, limit=1)
+    hold = proxy.hold(POINTS[point], limit=1)
     name = f"paused-{point}"
     rough_namespace.apply(federation.manifest(name))
     request = hold.wait()[0]

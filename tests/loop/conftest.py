@@ -1,14 +1,8 @@
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from operators import MIN_PART, World
+from loop.operators import MIN_PART, World
 
 from gradsharding.kube import driver, handlers, status
-from gradsharding.rounds import advance, memory, stitch
+from gradsharding.rounds import advance, memory, revise, stitch
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +11,7 @@ def fast(monkeypatch):
     monkeypatch.setattr(memory, "MIN_PART", MIN_PART)
     monkeypatch.setattr(stitch, "ASK_AGAIN_SECONDS", 0.001)
     monkeypatch.setattr(advance, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(revise, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(driver, "TROUBLE_SECONDS", 0.05)
     monkeypatch.setattr(driver, "probe_conditional_put", lambda bucket, prefix: None)
     monkeypatch.setattr(driver, "resolve_host", lambda host: [])

@@ -9,7 +9,7 @@ import threading
 import time
 
 from inline_platform import InlinePlatform
-from kubernetes_mock import LIMIT, NAMESPACE, ROUNDS, Cluster
+from loop.kubernetes_mock import LIMIT, NAMESPACE, ROUNDS, Cluster
 from memory_store import MemoryStore
 from rounds_kit import OUTPUT, assert_mean, document, keys_under, manifest, tensors, upload
 
@@ -176,7 +176,7 @@ class OperatorThread:
     def _run(self):
         try:
             asyncio.run(main.run(self._settings, self._namespaces, self._stop, self._ready, self._make))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - stop() raises it
             self._error = error
         finally:
             self._ready.set()
@@ -202,6 +202,7 @@ class OperatorThread:
         """As SIGTERM does; seconds that it took."""
         begun = time.monotonic()
         self._stop.set()
+        self.cancellation.cancel()  # functions notice that they were hung up on
         self._thread.join(LIMIT)
         assert not self._thread.is_alive(), "the operator does not stop"
         self.store.close()

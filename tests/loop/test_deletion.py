@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from kubernetes_mock import LIMIT
+from loop.kubernetes_mock import LIMIT
 from rounds_kit import OUTPUT, keys_under
 
 from gradsharding.errors import StoreUnreachable

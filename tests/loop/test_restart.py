@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from kubernetes_mock import LIMIT
+from loop.kubernetes_mock import LIMIT
 from rounds_kit import OUTPUT, keys_under
 
 COUNT = 44
@@ -19,7 +19,7 @@ def test_killed_at_a_store_operation(world, crash_at):
     first = world.operator(crash_at=crash_at)
     world.upload(1, 2)
     world.apply(updates_maxCount=2)
-    world.cluster.wait(lambda: first.crashed.is_set() or world.condition("Succeeded") and ended(world), "either")
+    world.cluster.wait(lambda: first.crashed.is_set() or (world.condition("Succeeded") and ended(world)), "either")
     first.stop()
     before = recorded(world)
     second = world.operator()

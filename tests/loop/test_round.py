@@ -4,7 +4,7 @@ import time
 from datetime import datetime
 
 import numpy as np
-from operators import noise
+from loop.operators import noise
 from rounds_kit import OUTPUT, tensors, upload
 
 from gradsharding.kube import sweep
@@ -190,7 +190,7 @@ def test_a_spec_that_the_schema_let_pass(world):
 def test_a_function_that_is_not_allowed(world, monkeypatch):
     from gradsharding.kube.operator import Operator
 
-    monkeypatch.setattr("operators.ScriptedOperator.platform", Operator.platform)
+    monkeypatch.setattr("loop.operators.ScriptedOperator.platform", Operator.platform)
     world.operator()
     world.upload(1, 2)
     lambda_ = {"functionName": "somebody-elses", "region": "us-east-1"}

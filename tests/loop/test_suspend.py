@@ -2,7 +2,7 @@
 
 import threading
 
-from kubernetes_mock import LIMIT
+from loop.kubernetes_mock import LIMIT
 from rounds_kit import OUTPUT, keys_under
 
 DAY = 86400

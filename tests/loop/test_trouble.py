@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from kubernetes_mock import LIMIT
-from operators import noise
+from loop.kubernetes_mock import LIMIT
+from loop.operators import noise
 from rounds_kit import OUTPUT
 
 from gradsharding.errors import StoreRefused, StoreUnreachable
@@ -168,9 +168,12 @@ def test_a_change_in_the_moment_of_each_write(world):
     world.upload(1, 2)
     world.apply(updates_maxCount=2)
     world.wait_for_end("True", "Succeeded")
-    assert operator.operator.metrics.registry.get_sample_value(
-        "gradsharding_rounds_total", {"succeeded": "True", "reason": "Succeeded"}
-    ) == 1, "an end is counted once"
+    assert (
+        operator.operator.metrics.registry.get_sample_value(
+            "gradsharding_rounds_total", {"succeeded": "True", "reason": "Succeeded"}
+        )
+        == 1
+    ), "an end is counted once"
 
 
 def test_a_status_that_somebody_edits(world):
@@ -215,7 +218,9 @@ def test_a_hanging_store_holds_up_no_other_round(world):
     world.operator(on_operation=hang)
     world.upload(1, 2)
     for number in range(8):
-        world.apply(f"stuck-{number}", updates_prefix=f"stuck/in/{number}/", output_key=f"stuck/out/{number}.safetensors")
+        world.apply(
+            f"stuck-{number}", updates_prefix=f"stuck/in/{number}/", output_key=f"stuck/out/{number}.safetensors"
+        )
     assert held.wait(LIMIT)
     world.apply(updates_maxCount=2)
     world.wait_for_end("True", "Succeeded")

@@ -137,7 +137,7 @@ def exists(pid):
 
 async def until(condition):
     async with asyncio.timeout(40):
-        while not condition():  # noqa: ASYNC110 (it is another process that makes it true)
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -29,7 +29,8 @@ def check_endpoint(
     resolve: Resolve,
 ) -> None:
     """Raises EndpointRefused. ``endpoint`` None is AWS S3 of the region; ``api_servers`` are (address, port)."""
-    parts = urlsplit(endpoint or f"https://s3.{region}.amazonaws.com")
+    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    parts = urlsplit(endpoint or f"https://s3.{region}.{suffix}")
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if not any(fnmatchcase(host, glob) or fnmatchcase(f"{host}:{port}", glob) for glob in allowed):

@@ -29,11 +29,14 @@ log = logging.getLogger(__name__)
 async def run_round(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     """One pass. Kopf writes its status, then calls again, and stops doing so when it sees a status that is final.
 
-    So it never returns: whoever returns is not called again, and a last status that the optimistic lock refused were lost.
+    So it returns only when nobody waits for it: whoever returns is not called again, and a last status that the lock refused
+    were lost.
     """
-    if is_terminal(body.get("status", {})) or memo.get("gone"):
-        raise NextPass(WRITE_AGAIN)  # Kopf is about to stop this daemon
     operator: Operator = memo.operator
+    if memo.get("gone") or operator.stopping:
+        return
+    if is_terminal(body.get("status", {})):
+        raise NextPass(WRITE_AGAIN)  # Kopf is about to stop this daemon
     driver = operator.driver(body)
     if "ended" in memo:
         await _write(memo.status, body, patch, memo)
@@ -57,7 +60,7 @@ async def run_round(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
     if finished is not None:
         memo["ended"] = True
         _tell_end(operator, driver, body, finished)
-    raise NextPass(0.0 if finished is None else WRITE_AGAIN)
+    if finished is None: raise NextPass(0.0)
 
 
 async def _write(status: Mapping[str, Any], body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo) -> None:
@@ -107,6 +110,9 @@ async def clean_up(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
                 await driver.wait(done.delay)
     except TimeoutError:
         _tell_leftovers(driver, body, trouble or f"it took more than {CLEANUP_SECONDS:.0f} s")
+    except Exception as error:  # a bug must not keep a namespace from going
+        log.exception("clean-up", extra={"namespace": driver.namespace, "round": driver.name})
+        _tell_leftovers(driver, body, f"{type(error).__name__} in the operator")
     await operator.forget(driver.uid)
 
 

@@ -58,6 +58,7 @@ class Operator:
     functions: Functions = field(init=False)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     server: web.AppRunner | None = None
+    stopping: bool = False
 
     def __post_init__(self) -> None:
         self.api = KubeApi(self.client)
@@ -142,6 +143,7 @@ class Operator:
 
     async def hang_up(self) -> None:
         """Leave all rounds; they go on in the store where they are."""
+        self.stopping = True  # a watch event in the last moment makes Kopf start a daemon anew
         await asyncio.gather(*(self.forget(uid) for uid in list(self.drivers)))
 
     async def close(self) -> None:

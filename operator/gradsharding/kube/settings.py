@@ -12,7 +12,7 @@ from gradsharding.errors import SettingsError
 from gradsharding.platforms.knative_service import PodSettings
 
 PREFIX = "GRADSHARDING_"
-DEFAULT_ENDPOINTS = ("*.svc", "*.svc.cluster.local", "s3.*.amazonaws.com")
+DEFAULT_ENDPOINTS = ("*.svc", "*.svc.cluster.local", "s3.*.amazonaws.com", "s3.*.amazonaws.com.cn")
 T = TypeVar("T")
 
 

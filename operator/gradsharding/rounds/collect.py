@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gradsharding.errors import ObjectGone, StoreRefused, UpdateError
 from gradsharding.formats import FRONT_BYTES, HeaderReader, TensorEntry, UpdateHeader, header_reader, shown
-from gradsharding.rounds.layout import NUM_EXAMPLES, TensorLayout, canonical_layout, passed_on, pieces, shifted
+from gradsharding.rounds.layout import (
+    NUM_EXAMPLES,
+    OUTPUT_NUM_EXAMPLES,
+    TensorLayout,
+    canonical_layout,
+    passed_on,
+    pieces,
+    shifted,
+)
 from gradsharding_reducer.task import MAX_WEIGHT, Extent
 
 if TYPE_CHECKING:
@@ -221,11 +229,8 @@ class Collector:
 
     def _num_examples(self, in_file: Mapping[str, str], on_object: Mapping[str, str]) -> int | None:
         """The client's own number. Raises UpdateError for a contradiction, or when it is no weight but has to be."""
-        texts = [
-            metadata[name]
-            for metadata, name in ((in_file, NUM_EXAMPLES), (on_object, NUM_EXAMPLES_OBJECT_METADATA))
-            if name in metadata
-        ]
+        told = (in_file.get(NUM_EXAMPLES, in_file.get(OUTPUT_NUM_EXAMPLES)), on_object.get(NUM_EXAMPLES_OBJECT_METADATA))
+        texts = [text for text in told if text is not None]
         if len({_count(text) or text for text in texts}) > 1:
             raise UpdateError(
                 f"num_examples is {shown(texts[0])} in its __metadata__ but {shown(texts[1])} in its object metadata"

@@ -27,6 +27,8 @@ OUR_METADATA = "gradsharding."
 """Metadata keys that begin so are the round's own."""
 
 NUM_EXAMPLES = "num_examples"
+OUTPUT_NUM_EXAMPLES = "gradsharding.num_examples"
+"""The sum of the participants' numbers, in an output: so it can be an update of the next level as it is."""
 """The metadata key of a client's own weight: true of no mean, so never in the output."""
 
 

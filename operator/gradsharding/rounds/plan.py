@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gradsharding.errors import RoundFailed
 from gradsharding.rounds import memory
-from gradsharding.rounds.layout import TensorLayout
+from gradsharding.rounds.layout import OUTPUT_NUM_EXAMPLES, TensorLayout
 from gradsharding.rounds.spec import RoundSpec
 from gradsharding_reducer.task import DTYPES, METHODS, ContractError, Extent, Method, Run, canonical_json
 
@@ -197,7 +197,7 @@ class Plan:
 def output_header(layout: TensorLayout, metadata: Mapping[str, str], tag: str, num_examples: int) -> bytes:
     """A safetensors header: 8 bytes of length, then JSON padded with spaces to a multiple of 8."""
     tensors: dict[str, Any] = {
-        "__metadata__": {**metadata, PLAN_TAG: tag, "gradsharding.num_examples": str(num_examples)},
+        "__metadata__": {**metadata, PLAN_TAG: tag, OUTPUT_NUM_EXAMPLES: str(num_examples)},
     }
     for tensor in layout.tensors:
         tensors[tensor.name] = {

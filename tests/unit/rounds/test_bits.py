@@ -149,3 +149,20 @@ def test_empty_model_is_one_part_that_holds_the_header(bucket, platform):
     finished = run(make_round(bucket, wait=False), platform)
     assert finished.succeeded, finished
     assert split(bucket.get(OUTPUT)) == {"none": b""}
+
+
+def test_an_output_is_an_update_of_the_next_level(bucket, platform):
+    """Two levels: its weight is the sum of its participants', without anybody copying anything."""
+    leaves = [np.full((300,), float(i), np.float32) for i in range(4)]
+    for i, leaf in enumerate(leaves):
+        body = safetensors_bytes({"w": ("F32", leaf)}, ["w"], {"num_examples": str(i + 1)}, 0)
+        bucket.put(f"{PREFIX}{i // 2}/{i}.safetensors", body)
+    for region in range(2):
+        lower = spec(updates_prefix=f"{PREFIX}{region}/", output_key=f"top/{region}.safetensors")
+        assert run(make_round(bucket, f"r{region}", wait=False, spec=lower), platform).succeeded
+    upper = spec(updates_prefix="top/", output_key="model.safetensors")
+    for region in range(2):
+        bucket.delete([f"top/{region}.safetensors.manifest.json"])
+    assert run(make_round(bucket, "top", wait=False, spec=upper), platform).succeeded
+    got = np.frombuffer(split(bucket.get("model.safetensors"))["w"], np.float32)
+    assert got.tolist() == [(0 * 1 + 1 * 2 + 2 * 3 + 3 * 4) / 10] * 300

@@ -333,3 +333,9 @@ def test_round_failed_is_what_a_platform_may_raise(bucket):
         make_round(bucket, wait=False), scripted(bucket, RoundFailed("RuntimeUnavailable", "no Knative here"))
     )
     assert (finished.reason, finished.message) == ("RuntimeUnavailable", "no Knative here")
+
+
+def test_a_backoff_limit_of_zero_still_waits_for_a_busy_platform(bucket, quick):
+    fill(bucket)
+    platform = scripted(bucket, Throttled(), OutOfMemory("killed"))
+    assert run(make_round(bucket, wait=False, spec=spec(function_backoffLimit=0)), platform).succeeded

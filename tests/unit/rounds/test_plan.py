@@ -3,11 +3,13 @@
 import dataclasses
 import hashlib
 import json
+from itertools import pairwise
 
 import pytest
 import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
+from rounds_kit import PREFIX, spec, tensors, upload
 
 from gradsharding.errors import RoundFailed
 from gradsharding.rounds.collect import Collector
@@ -16,7 +18,6 @@ from gradsharding.rounds.plan import Plan, cut, deal, next_plan
 from gradsharding.rounds.propose import propose
 from gradsharding.rounds.sign import budget, clip
 from gradsharding_reducer.task import DTYPES, ContractError, Extent, Run
-from rounds_kit import PREFIX, spec, tensors, upload
 
 
 @st.composite
@@ -34,7 +35,7 @@ def test_parts_cover_the_data_and_cut_no_element(layout, header, part_bytes):
     parts = cut(runs, size, header, part_bytes)
     assert [part.number for part in parts] == list(range(1, len(parts) + 1))
     assert (parts[0].start, parts[-1].end) == (0, size)
-    for a, b in zip(parts, parts[1:], strict=False):
+    for a, b in pairwise(parts):
         assert a.end == b.start
     for part in parts[:-1]:
         body = part.end - part.start + (header if part.number == 1 else 0)
@@ -48,7 +49,7 @@ def test_shards_are_contiguous_and_even(parts, shards):
     dealt = deal(parts, shards)
     assert len(dealt) == min(parts, shards)
     assert (dealt[0][0], dealt[-1][1]) == (1, parts)
-    assert all(b[0] == a[1] + 1 for a, b in zip(dealt, dealt[1:], strict=False))
+    assert all(b[0] == a[1] + 1 for a, b in pairwise(dealt))
     sizes = {last - first + 1 for first, last in dealt}
     assert max(sizes) - min(sizes) <= 1
 

@@ -1,7 +1,6 @@
 """Whole rounds on the memory store, with the real reducer in this process: one test for each clause of docs/protocol.md."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -22,8 +21,11 @@ from rounds_kit import (
 )
 
 from gradsharding.errors import StoreRefused, StoreUnreachable, StoreUnsupported
+from gradsharding.rounds.ending import remove_scratch
+from gradsharding.rounds.keys import Keys
 from gradsharding.rounds.plan import Plan
 from gradsharding.rounds.report import report
+from gradsharding_reducer.task import Outcome, PartResult, ReduceResult
 
 SCRATCH = OUTPUT + ".round/"
 
@@ -392,21 +394,29 @@ def test_another_process_plan_wins(store, bucket, platform):
 
 
 def test_records_of_another_plan_are_ignored(store, bucket, platform):
+    """A zombie's record lies where ours will be: it must not count for a moment, or a wrong part would be completed."""
     fill(bucket)
-
-    def spoil(task, number):
-        key = f"{SCRATCH}uid-1/1/shards/1/2.json"
-        if number == 1:
-            stale = {"version": 1, "round": "uid-1", "revision": 1, "shard": 1, "plan": "f" * 64, "outcome": "Done"}
-            stale |= {"parts": [{"output": 0, "number": 2, "bytes": 5, "etag": "e", "sha256": "s"}], "bad": []}
-            stale |= {"faults": [], "refusal": None, "bytes_read": 0, "bytes_written": 0, "retries": 0, "started": 1.0}
-            stale |= {"finished": 2.0, "seconds": {}, "peak_rss_bytes": 0, "reducer": "0"}
-            stale |= {"runtime": {"platform": "", "request_id": "", "memory_cap": "", "billed_ms": 0}}
-            bucket.put(key, json.dumps(stale).encode())
-
-    platform = InlinePlatform(bucket.origin, spoil)
+    stale = ReduceResult(
+        "uid-1", 1, 1, "f" * 64, Outcome.DONE, (PartResult(0, 2, 5, "e" * 32, "s" * 64),), finished=9e9
+    )
+    bucket.put(f"{SCRATCH}uid-1/1/shards/1/2.json", stale.to_json())
+    completed = []
+    store.before = lambda op, key: completed.append(key) if op == "complete_upload" else None
     assert go(bucket, platform).succeeded
     assert [task.shard for task in platform.tasks] == [0, 1]
+    assert len(completed) == 1
+
+
+def test_outcomes_are_removed_last(store, bucket):
+    """A removal that is cut off must leave a failed round failed."""
+    keys = Keys(OUTPUT, "uid-1")
+    for key in (keys.plan(1), keys.outcome(1), keys.plan(2), keys.record(2, 0, 1), keys.outcome(2)):
+        bucket.put(key, b"x")
+    removed = []
+    store.before = lambda op, key: removed.append(key) if op == "delete" else None
+    remove_scratch(bucket, keys)
+    assert removed[-1] == f"{keys.outcome(1)},{keys.outcome(2)}"
+    assert keys_under(bucket, keys.scratch) == []
 
 
 def test_unreadable_record_means_the_shard_runs_again(bucket):
