@@ -60,7 +60,7 @@ async def run_round(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
     if finished is not None:
         memo["ended"] = True
         _tell_end(operator, driver, body, finished)
-    if finished is None: raise NextPass(0.0)
+    raise NextPass(0.0 if finished is None else WRITE_AGAIN)
 
 
 async def _write(status: Mapping[str, Any], body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo) -> None:

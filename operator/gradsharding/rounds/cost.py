@@ -32,8 +32,9 @@ Arch = Literal["x86_64", "arm64"]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars, in us-east-1, without free tiers; the x86 and S3 ones reproduce the paper's bill of that date to 0.3 %. ``gb_second_*`` of 1024 MB; requests each; ``puts`` are the
-    PUT class: PUT, POST, LIST. DELETE is free."""
+    """US dollars, in us-east-1, without free tiers; the x86 and S3 ones reproduce the paper's bill of that date to 0.3 %.
+
+    ``gb_second_*`` of 1024 MB; requests each; ``puts`` are the PUT class: PUT, POST, LIST. DELETE is free."""
 
     date: str
     source: str
