@@ -7,14 +7,19 @@ All offsets and lengths are bytes. *Canonical* offsets count from the start of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-VERSION = 1
+from gradsharding_reducer.document import VERSION, ContractError, Reader, canonical_json
+
+__all__ = [
+    "DTYPES", "MAX_WEIGHT", "METHODS", "ROLES", "VERSION", "BadKind", "BadValue", "ContractError", "Extent", "Fault", "FaultKind",
+    "Header", "Method", "Outcome", "Part", "PartResult", "ReduceResult", "ReduceTask", "Refusal", "Run", "Runtime", "Source",
+    "SourceObject", "Tuning", "UrlKind", "canonical_json",
+]  # fmt: skip
 
 DTYPES: Mapping[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
@@ -30,10 +35,6 @@ METHODS = frozenset({"FedAvg"})
 ROLES = frozenset({"update"})
 
 MAX_WEIGHT = 2**53
-
-
-class ContractError(ValueError):
-    """A document is not a task or result of this version; the message names the field."""
 
 
 class Outcome(StrEnum):
@@ -178,7 +179,7 @@ class ReduceTask:
     @staticmethod
     def from_json(document: bytes | str) -> ReduceTask:
         """Read a task. Raises ContractError, which names the field."""
-        return _task(_Reader.of(document, "task"))
+        return _task(Reader.of(document, "task"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,121 +265,10 @@ class ReduceResult:
     @staticmethod
     def from_json(document: bytes | str) -> ReduceResult:
         """Read a result. Raises ContractError, which names the field."""
-        return _result(_Reader.of(document, "result"))
+        return _result(Reader.of(document, "result"))
 
 
-def canonical_json(document: Any) -> bytes:
-    """JSON with sorted keys, no spaces, ASCII only, and no NaN: equal documents have equal bytes."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-T = TypeVar("T")
-
-
-class _Reader:
-    """One JSON object of a document being read; every value is taken by name, type and bounds, and none may be left over."""
-
-    def __init__(self, value: Any, path: str) -> None:
-        if not isinstance(value, dict):
-            raise ContractError(f"{path} must be a JSON object, not {type(value).__name__}")
-        self._values = dict(value)
-        self._path = path
-
-    @staticmethod
-    def of(document: bytes | str, path: str) -> _Reader:
-        try:
-            value = json.loads(document)
-        except (ValueError, RecursionError) as error:
-            raise ContractError(f"{path} is not JSON: {error}") from None
-        reader = _Reader(value, path)
-        version = reader.integer("version", 0)
-        if version != VERSION:
-            raise ContractError(
-                f"{path}.version is {version}; this build knows version {VERSION} only: use a reducer of the operator's release"
-            )
-        return reader
-
-    def take(self, name: str) -> Any:
-        try:
-            return self._values.pop(name)
-        except KeyError:
-            raise ContractError(f"{self._path}.{name} is missing") from None
-
-    def integer(self, name: str, low: int, high: int = 2**63) -> int:
-        value = self.take(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ContractError(f"{self._path}.{name} must be an integer from {low} to {high}")
-        return value
-
-    def number(self, name: str) -> float:
-        value = self.take(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise ContractError(f"{self._path}.{name} must be a number from 0 on")
-        return float(value)
-
-    def string(self, name: str) -> str:
-        value = self.take(name)
-        if not isinstance(value, str):
-            raise ContractError(f"{self._path}.{name} must be a string")
-        return value
-
-    def choice(self, name: str, kinds: type[T]) -> T:
-        value = self.string(name)
-        try:
-            return kinds(value)  # type: ignore[call-arg]
-        except ValueError:
-            raise ContractError(f"{self._path}.{name} is {value!r:.80}, which this build does not know") from None
-
-    def optional(self, name: str, read: str, *arguments: Any) -> Any:
-        if self._values.get(name, ...) is None:
-            self._values.pop(name)
-            return None
-        return getattr(self, read)(name, *arguments)
-
-    def object(self, name: str) -> _Reader:
-        return _Reader(self.take(name), f"{self._path}.{name}")
-
-    def objects(self, name: str) -> list[_Reader]:
-        return [_Reader(value, f"{self._path}.{name}[{i}]") for i, value in enumerate(self._list(name))]
-
-    def tuples(self, name: str, *types: type) -> list[tuple[Any, ...]]:
-        """Lists of fixed length, such as extents; integers among them are from 0 on."""
-        rows = self._list(name)
-        for i, row in enumerate(rows):
-            if not isinstance(row, list) or len(row) != len(types) or not all(map(_is_plain, row, types)):
-                raise ContractError(
-                    f"{self._path}.{name}[{i}] must be a list of {', '.join(t.__name__ for t in types)}"
-                )
-        return [tuple(row) for row in rows]
-
-    def _list(self, name: str) -> list[Any]:
-        value = self.take(name)
-        if not isinstance(value, list):
-            raise ContractError(f"{self._path}.{name} must be a list")
-        return value
-
-    def mapping(self, name: str, kinds: type | tuple[type, ...]) -> dict[str, Any]:
-        value = self.take(name)
-        if not isinstance(value, dict) or not all(
-            isinstance(v, kinds) and not isinstance(v, bool) for v in value.values()
-        ):
-            raise ContractError(f"{self._path}.{name} must be an object of plain values")
-        return value
-
-    def end(self) -> None:
-        if self._values:
-            raise ContractError(f"{self._path}.{min(self._values)} is not a field of version {VERSION}")
-
-    def fail(self, message: str) -> ContractError:
-        return ContractError(f"{self._path}{message}")
-
-
-def _is_plain(value: Any, kind: type) -> bool:
-    """A string, or an integer from 0 on that is no bool."""
-    return type(value) is kind and (not isinstance(value, int) or value >= 0)
-
-
-def _task(reader: _Reader) -> ReduceTask:
+def _task(reader: Reader) -> ReduceTask:
     method_reader = reader.object("method")
     method = Method(method_reader.string("name"), method_reader.mapping("parameters", (int, str)))
     method_reader.end()
@@ -413,7 +303,7 @@ def _task(reader: _Reader) -> ReduceTask:
     return task
 
 
-def _source(reader: _Reader) -> Source:
+def _source(reader: Reader) -> Source:
     objects = []
     for r in reader.objects("objects"):
         objects.append(SourceObject(r.string("url"), r.string("etag")))
@@ -432,7 +322,7 @@ def _source(reader: _Reader) -> Source:
     return source
 
 
-def _part(reader: _Reader) -> Part:
+def _part(reader: Reader) -> Part:
     part = Part(
         output=reader.integer("output", 0, 0),
         number=reader.integer("number", 1, 10_000),
@@ -444,7 +334,7 @@ def _part(reader: _Reader) -> Part:
     return part
 
 
-def _check_task(task: ReduceTask, reader: _Reader) -> None:
+def _check_task(task: ReduceTask, reader: Reader) -> None:
     """What the fields must be to each other, so that a fold can trust them."""
     if not task.sources:
         raise reader.fail(".sources is empty")
@@ -475,7 +365,7 @@ def _check_task(task: ReduceTask, reader: _Reader) -> None:
         )
 
 
-def _check_cover(name: str, ranges: list[tuple[int, int]], start: int, end: int, reader: _Reader) -> None:
+def _check_cover(name: str, ranges: list[tuple[int, int]], start: int, end: int, reader: Reader) -> None:
     if start == end:
         return
     for (_, a_end), (b_start, _) in pairwise(ranges):
@@ -485,7 +375,7 @@ def _check_cover(name: str, ranges: list[tuple[int, int]], start: int, end: int,
         raise reader.fail(f".{name} do not cover bytes {start} to {end}")
 
 
-def _result(reader: _Reader) -> ReduceResult:
+def _result(reader: Reader) -> ReduceResult:
     parts = []
     for r in reader.objects("parts"):
         parts.append(

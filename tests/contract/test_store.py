@@ -194,7 +194,8 @@ class TestObjects:
 
     def test_keys_are_listed_in_the_order_of_their_bytes_over_all_pages(self, store, prefix):
         bucket = store.bucket(page_size=3)
-        keys = [prefix + key for key in ["a/b", "a-b", "a", "a/c/d", "B", "b", "ä", "z/1", "z/2", "z.3", "😀", "￿"]]
+        # No key is a folder of another: MinIO stores such keys, and does not list them.
+        keys = [prefix + key for key in ["a/b", "a-b", "a!", "a/c/d", "B", "b", "ä", "z/1", "z/2", "z.3", "😀", "￿"]]
         for key in keys:
             bucket.put(key, b"x")
 

@@ -2,8 +2,8 @@
 
     python tests/e2e/build_images.py CLUSTER_TOOL [TAG]
 
-CLUSTER_TOOL is called as ``CLUSTER_TOOL python-image NAME:TAG --module MODULE WHEEL...`` and must make dev.local/NAME:TAG
-known to the nodes. With another way to build images, set E2E_REDUCER_IMAGE and E2E_OOM_IMAGE by hand.
+CLUSTER_TOOL is called as ``CLUSTER_TOOL python-image NAME:TAG --module MODULE PIP_ARGUMENT...`` and must make dev.local/NAME:TAG
+known to the nodes. With another way to build images, set E2E_OPERATOR_IMAGE, E2E_REDUCER_IMAGE and E2E_OOM_IMAGE by hand.
 """
 
 import re
@@ -25,21 +25,29 @@ def wheel(project, folder):
     return next(folder.glob("*.whl"))
 
 
-def numpy_pin():
-    """The numpy that the reducer's lock names."""
-    return re.search(r"^numpy==\S+", (ROOT / "requirements/reducer.lock").read_text(), re.MULTILINE)[0]
+def pins(lock):
+    """The versions of a lock as constraints. Without its hashes: the wheel of this checkout has none."""
+    return "\n".join(re.findall(r"^([a-z0-9._-]+==[^\\\n]*)", lock.read_text(), re.MULTILINE))
 
 
 def main(tool, tag="test"):
     with tempfile.TemporaryDirectory() as scratch:
         product = wheel(ROOT, Path(scratch) / "product")
         ballast = wheel(BALLAST, Path(scratch) / "ballast")
-        for variable, name, wheels in (
-            ("E2E_REDUCER_IMAGE", "reducer", [product]),
-            ("E2E_OOM_IMAGE", "reducer-oom", [product, ballast]),
+        for variable, name, entrance, wheels in (
+            (
+                "E2E_OPERATOR_IMAGE",
+                "operator",
+                ("--entrypoint", "python3 -m gradsharding"),
+                [f"{product}[operator,lambda]"],
+            ),
+            ("E2E_REDUCER_IMAGE", "reducer", ("--module", ENTRANCE), [product]),
+            ("E2E_OOM_IMAGE", "reducer-oom", ("--module", ENTRANCE), [product, ballast]),
         ):
-            command = [tool, "python-image", f"{name}:{tag}", "--module", ENTRANCE, *map(str, wheels), numpy_pin()]
-            subprocess.run(command, check=True, stdout=sys.stderr)
+            constraints = Path(scratch) / "constraints.txt"
+            constraints.write_text(pins(ROOT / f"requirements/{'operator' if name == 'operator' else 'reducer'}.lock"))
+            command = [tool, "python-image", f"{name}:{tag}", *entrance, *wheels, "-c", constraints]
+            subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
             print(f"export {variable}=dev.local/{name}:{tag}")
 
 

@@ -32,6 +32,7 @@ class Release:
         reducer, operator = os.environ.get("E2E_REDUCER_IMAGE"), os.environ.get("E2E_OPERATOR_IMAGE")
         assert reducer, "E2E_REDUCER_IMAGE is not set: see tests/e2e/conftest.py"
         assert operator, "E2E_OPERATOR_IMAGE is not set: see tests/e2e/release.py"
+        self.operator_image = operator
         base = {
             "image": image(operator), "functions": {"image": image(reducer)}, "watchNamespaces": list(watched),
             "allowedEndpoints": list(endpoints), "operator": {"logFormat": "plain", "resources": SMALL},

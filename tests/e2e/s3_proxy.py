@@ -105,12 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers:
             if name.lower() not in HOP_BY_HOP | {"content-length"}:
                 self.send_header(name, value)
-        length = dict((name.lower(), value) for name, value in headers).get("content-length")
+        length = {name.lower(): value for name, value in headers}.get("content-length")
         self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
 
-    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on  # noqa: N815 - the base class's names
 
     def _ask(self, target, body):
         upstream = http.client.HTTPConnection(target, timeout=60)

@@ -60,6 +60,26 @@ def test_while_running(world, state):
     assert world.cluster.all("events") == []
 
 
+def test_no_second_pass_beside_one_that_is_cut_off(world):
+    """Kopf cancels the daemon, the thread of its pass goes on: the clean-up waits for it."""
+    gate, overlap = Gate("create_upload"), threading.Event()
+
+    def watch(op, key):
+        if gate.reached.is_set() and not gate.open.is_set():
+            overlap.set()
+        gate(op, key)
+
+    world.operator(on_operation=watch)
+    world.upload(1, 2)
+    world.apply(updates_maxCount=2)
+    assert gate.reached.wait(LIMIT)
+    world.delete()
+    assert not overlap.wait(0.5)
+    gate.open.set()
+    world.cluster.wait(lambda: not world.exists(), "the deletion")
+    world.check_nothing_left()
+
+
 def test_what_is_decided_to_complete_completes(world):
     gate = Gate("complete_upload")
     world.operator(on_operation=gate)

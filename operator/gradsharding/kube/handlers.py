@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -94,7 +95,23 @@ def _tell_end(operator: Operator, driver: Driver, body: kopf.Body, finished: Fin
 async def let_go(type: str | None, body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:  # noqa: A002 - Kopf's name
     """A round is over, whoever ended it, or was deleted: stop what still runs for it here."""
     memo["gone"] = type == "DELETED"
-    await memo.operator.forget(body["metadata"]["uid"])
+    operator: Operator = memo.operator
+    driver = operator.drivers.get(body["metadata"]["uid"])
+    if driver is not None and type != "DELETED" and "ended" not in memo:
+        await _clear_late_writes(driver, body)
+    await operator.forget(body["metadata"]["uid"])
+
+
+async def _clear_late_writes(driver: Driver, body: kopf.Body) -> None:
+    """Another operator ended the round, and removed its scratch, while a pass here may have been about to write a plan.
+
+    One pass more, as of a suspended round: it may clean up after the end that is stored, but begins nothing.
+    """
+    await driver.stop()
+    suspended = {**body, "spec": {**body["spec"], "suspend": True}}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLEANUP_SECONDS):
+            await driver.step(suspended, body.get("status", {}))
 
 
 async def clean_up(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:

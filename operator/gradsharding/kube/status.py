@@ -157,7 +157,7 @@ def collecting_since(status: Mapping[str, Any], created: float, now: float) -> f
     """
     for condition in status.get("conditions", []):
         if condition["type"] == "Suspended":
-            return created if condition["status"] == "True" else parse_time(condition["lastTransitionTime"])
+            return now if condition["status"] == "True" else parse_time(condition["lastTransitionTime"])
     return created
 
 

@@ -25,7 +25,7 @@ from gradsharding_reducer.task import ContractError, ReduceResult, ReduceTask, R
 GZIP_FROM = 256 << 10
 MAX_SENT = 5 << 20
 READY_SECONDS = 60.0
-OOM_SECONDS = 6.0
+OOM_SECONDS = 10.0
 """How long after a 502 the kubelet may take to say OOMKilled."""
 TROUBLE_AFTER = 5.0
 """A call without an answer for so long is asked about: do its pods start?"""
@@ -43,6 +43,8 @@ class Functions:
     slots: dict[tuple[str, str], Slots] = field(default_factory=dict)
     killed: set[tuple[str, int]] = field(default_factory=set)
     """Containers, by pod uid and restarts, whose out-of-memory kill has been told to somebody."""
+    replaced: dict[tuple[str, str], float] = field(default_factory=dict)
+    """By function: when a pod of it was last deleted after a kill, by the monotonic clock."""
 
     def slots_of(self, namespace: str, name: str, limit: int) -> Slots:
         """The slots of a function."""
@@ -139,12 +141,12 @@ class KnativePlatform:
             )
         slots = self._functions.slots_of(self._namespace, self._service, function.max_concurrency)
         async with slots.take(task.round):
-            watcher = asyncio.create_task(self._watch_start())
+            begun, watcher = time.monotonic(), asyncio.create_task(self._watch_start())
             try:
                 status, text, pod = await self._post(body, headers, function)
             finally:
                 watcher.cancel()
-        return await self._judge(status, text, pod, function)
+        return await self._judge(status, text, pod, function, begun)
 
     async def _post(self, body: bytes, headers: Mapping[str, str], function: FunctionSpec) -> tuple[int, str, str]:
         limit = aiohttp.ClientTimeout(total=self.startup_seconds + function.timeout_seconds + 10, sock_connect=10)
@@ -158,8 +160,8 @@ class KnativePlatform:
         except aiohttp.ClientError as error:
             raise Unreachable(f"no connection to the function: {type(error).__name__}") from None
 
-    async def _judge(self, status: int, text: str, pod: str, function: FunctionSpec) -> ReduceResult:
-        """What an answer means; see field notes in docs/knative.md."""
+    async def _judge(self, status: int, text: str, pod: str, function: FunctionSpec, begun: float) -> ReduceResult:
+        """What an answer means; see docs/knative.md. ``begun``: when the call was sent, by the monotonic clock."""
         if status == 200:
             try:
                 result = ReduceResult.from_json(text)
@@ -168,11 +170,13 @@ class KnativePlatform:
             self.trouble = ""
             return replace(result, runtime=Runtime(self.name, pod, "kubernetes"))
         if status == 502:
+            if "refused" in text:  # the call never ran; whose container this was looks for the kill
+                raise Unreachable("the function's container is restarting")
             killed = await self._claim_kill()
             if killed:
                 raise OutOfMemory(f"killed for its memory under a limit of {function.memory_mib} MiB", killed)
-            if "refused" in text:
-                raise Unreachable("the function's container is restarting")
+            if self._functions.replaced.get((self._namespace, self._service), 0.0) >= begun:
+                raise Unreachable("the function's pod was replaced after another call's out-of-memory kill")
             raise FunctionFailed("the function's container ended during the call (502)", pod)
         if status == 503:
             raise Throttled("no room for another call (503)")
@@ -197,6 +201,7 @@ class KnativePlatform:
                     kill = killed_for_memory(pod)
                     if kill is not None and kill not in self._functions.killed:
                         self._functions.killed.add(kill)
+                        self._functions.replaced[self._namespace, self._service] = time.monotonic()
                         await self._functions.api.delete_pod(self._namespace, pod.metadata.name)
                         return str(pod.metadata.name)
             except (ApiException, OSError, TimeoutError, aiohttp.ClientError):
