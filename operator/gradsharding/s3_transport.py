@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -108,7 +108,7 @@ class Transport:
                 "The store's endpoint must be of the form http://host:port or https://host:port, without path or keys."
             )
             raise StoreRefused(message, "InvalidEndpoint")
-        self._pool = _pool(ca_pem if secure else None, patience)
+        self._pool = _pool(_trust(ca_pem) if secure else None, patience)
         try:
             self._minio = Minio(
                 where.netloc, region=region, secure=secure, credentials=credentials, http_client=self._pool
@@ -226,7 +226,9 @@ def clock_offset(date: str, sent: datetime, received: datetime) -> timedelta:
     return timedelta(0) if sent - _SKEW <= theirs <= received + _SKEW else theirs - received
 
 
-def _pool(ca_pem: str | None, patience: Patience) -> urllib3.PoolManager:
+@lru_cache(maxsize=64)
+def _trust(ca_pem: str | None) -> ssl.SSLContext:
+    """What connections trust: one context for all buckets with the same certificates, since each holds a megabyte of them."""
     trust = ssl.create_default_context()
     if ca_pem is not None:
         try:
@@ -235,6 +237,10 @@ def _pool(ca_pem: str | None, patience: Patience) -> urllib3.PoolManager:
             raise StoreRefused(
                 "The store's CA certificate is not PEM: give the text of a ca.crt.", "InvalidCertificate"
             ) from None
+    return trust
+
+
+def _pool(trust: ssl.SSLContext | None, patience: Patience) -> urllib3.PoolManager:
     return urllib3.PoolManager(
         maxsize=64,
         retries=False,

@@ -8,6 +8,7 @@ import threading
 import zlib
 from typing import TYPE_CHECKING
 
+from gradsharding_reducer import small_threads
 from gradsharding_reducer.failures import ReducerFailure
 from gradsharding_reducer.task import ContractError, ReduceTask
 
@@ -52,13 +53,7 @@ def on_sigterm(act: Callable[[], None]) -> None:
         signal.sigwait({signal.SIGTERM})
         act()
 
-    previous = threading.stack_size(256 * 1024)
-    try:
-        threading.Thread(target=wait, daemon=True, name="sigterm").start()
-    except RuntimeError:
-        raise MemoryError("the signal thread could not start") from None
-    finally:
-        threading.stack_size(previous)
+    small_threads.start([threading.Thread(target=wait, daemon=True, name="sigterm")])
 
 
 def describe(error: Exception) -> str:

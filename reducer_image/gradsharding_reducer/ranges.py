@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from gradsharding_reducer import small_threads
 from gradsharding_reducer.exchange import Channel, Request, bare_etag
 from gradsharding_reducer.failures import ReducerFailure, Refused, cancelled
 from gradsharding_reducer.task import Outcome, Refusal, SourceObject, UrlKind
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gradsharding_reducer.cancellation import Cancellation
-
-_STACK_BYTES = 256 * 1024
 
 
 def read_range(channel: Channel, source: int, target: SourceObject, offset: int, view: memoryview) -> None:
@@ -74,15 +73,11 @@ class Ring:
         stop.on_cancel(self._wake)
 
     def __enter__(self) -> Ring:
-        previous = threading.stack_size(_STACK_BYTES)
         try:
-            for thread in self._threads:
-                thread.start()
-        except RuntimeError:  # "can't start new thread": its stack does not fit under the cap
+            small_threads.start(self._threads)
+        except MemoryError:
             self.__exit__(None, None, None)
-            raise MemoryError("a prefetch thread could not start") from None
-        finally:
-            threading.stack_size(previous)
+            raise
         return self
 
     def __exit__(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from gradsharding_reducer.blocks import Block, ExtentIndex, blocks
 from gradsharding_reducer.buffers import Buffers
 from gradsharding_reducer.cancellation import Cancellation
 from gradsharding_reducer.exchange import Channel, Patience
-from gradsharding_reducer.failures import Refused
+from gradsharding_reducer.failures import ReducerFailure, Refused
 from gradsharding_reducer.ranges import Ring, read_range
 from gradsharding_reducer.task import (
     BadValue,
@@ -29,6 +28,7 @@ from gradsharding_reducer.task import (
     ReduceTask,
     UrlKind,
 )
+from gradsharding_reducer.upload import Uploader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,6 +96,7 @@ class _Invocation:
         self._stop = Cancellation()
         cancellation.on_cancel(self._stop.cancel)
         self._channel = Channel(access, cancellation, self._deadline, patience)
+        self._uploader = Uploader(self._channel)
         self._readers = [Channel(access, self._stop, self._deadline, patience) for _ in range(task.tuning.prefetch)]
         self._seconds = {"read": 0.0, "fold": 0.0, "write": 0.0}
         self._findings = _Findings()
@@ -107,11 +108,17 @@ class _Invocation:
         try:
             self._check_origins()
             outcome = self._fold_parts()
+            self._settle()
             result = self._result(outcome)
             self._channel.put(self._task.record_url, UrlKind.RECORD, result.to_json())
         except Refused as refused:
+            with suppress(
+                Refused, ReducerFailure
+            ):  # the part under way counts if it arrives; the first refusal is the answer
+                self._settle()
             return replace(self._result(refused.outcome), refusal=refused.refusal)
         finally:
+            self._uploader.join()
             for channel in (self._channel, *self._readers):
                 channel.close()
         return result
@@ -152,10 +159,11 @@ class _Invocation:
         fills = [partial(fill, channel) for channel in self._readers[:jobs]]
         with Ring(fills, jobs, self._buffers.slots, self._stop) as ring:
             slowest = 0.0
-            for part, part_blocks in zip(task.parts, plan, strict=True):
+            for number, (part, part_blocks) in enumerate(zip(task.parts, plan, strict=True)):
                 begun = time.monotonic()
                 size = self._header_bytes(part) + part.end - part.start
-                if self._parts and begun + slowest * size * PART_TIME_MARGIN > self._deadline:
+                needed = (slowest + self._uploader.slowest) * size * PART_TIME_MARGIN
+                if number and begun + needed > self._deadline:
                     return Outcome.PARTIAL
                 self._fold_part(part, part_blocks, ring)
                 slowest = max(slowest, (time.monotonic() - begun) / max(size, 1))
@@ -170,13 +178,19 @@ class _Invocation:
         for block in part_blocks:
             at = header + block.start - part.start
             self._fold_block(block, body[at : at + block.end - block.start], ring)
-        etag = digest = None
-        if not self._findings:
-            with self._stage("write"):
-                digest = hashlib.sha256(body.data).hexdigest()
-                etag = self._channel.put(part.url, UrlKind.PART, body.data)
-            self._bytes_written += len(body)
-        self._parts.append(PartResult(part.output, part.number, len(body), etag, digest))
+        self._settle()
+        if self._findings:
+            self._parts.append(PartResult(part.output, part.number, len(body), None, None))
+        else:
+            self._uploader.start(part, body.data)
+
+    def _settle(self) -> None:
+        """Wait until the part that is being uploaded has arrived: before its memory is written to, and before an answer."""
+        with self._stage("write"):
+            done = self._uploader.settle()
+        if done is not None:
+            self._parts.append(done)
+            self._bytes_written += done.bytes
 
     def _fold_block(self, block: Block, out: kernel.Bytes, ring: Ring) -> None:
         for i, source in enumerate(self._task.sources):
@@ -203,6 +217,7 @@ class _Invocation:
             if self._progress is not None:
                 self._progress(self._bytes_read)
         total = sum(source.weight for source in self._task.sources)
+        self._settle()
         with self._stage("fold"):
             for dtype, offset, element, count in block.segments:
                 width = kernel.width(dtype)

@@ -236,7 +236,7 @@ class ReduceResult:
     """The answer, and the record of it in the store.
 
     ``parts`` are the answered parts, a prefix of the task's. ``started`` and ``finished`` are Unix seconds. ``seconds`` holds
-    the stages: ``read`` (waiting for ranges), ``fold``, ``write``. ``retries`` counts repeated HTTP requests.
+    the stages: ``read`` (waiting for ranges), ``fold``, ``write`` (waiting for uploads). ``retries`` counts repeated HTTP requests.
     """
 
     round: str

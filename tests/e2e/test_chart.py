@@ -27,9 +27,11 @@ def place(api):
 def installed(place, proxy_of_session):
     hosts = {urlsplit(endpoint).hostname for endpoint in (proxy_of_session.endpoint, *stores().values())}
     made = Release([place.name], sorted(hosts))
-    made.notes = made.install()
-    yield made
-    made.remove()
+    try:
+        made.notes = made.install()
+        yield made
+    finally:
+        made.remove()
 
 
 @pytest.fixture

@@ -41,9 +41,11 @@ def recorder():
 def account(place):
     """The chart with all its rights and no operator: what runs is the one of this test."""
     made = Release([place.name], [], operator={"nodeSelector": {"nowhere": "true"}})
-    made.install(wait=False)
-    yield made
-    made.remove()
+    try:
+        made.install(wait=False)
+        yield made
+    finally:
+        made.remove()
 
 
 @pytest.fixture

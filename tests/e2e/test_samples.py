@@ -42,9 +42,11 @@ def place(api):
 @pytest.fixture
 def release(place, store):
     made = Release([place.name], [urlsplit(store.endpoint).hostname])
-    made.install()
-    yield made
-    made.remove()
+    try:
+        made.install()
+        yield made
+    finally:
+        made.remove()
 
 
 def test_the_two_commands(release, place, store, federation, tmp_path):

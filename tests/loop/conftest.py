@@ -1,7 +1,7 @@
 import pytest
 from loop.operators import MIN_PART, World
 
-from gradsharding.kube import driver, handlers, status
+from gradsharding.kube import driver, handlers, main, status
 from gradsharding.rounds import advance, memory, revise, stitch
 
 
@@ -17,6 +17,14 @@ def fast(monkeypatch):
     monkeypatch.setattr(driver, "resolve_host", lambda host: [])
     monkeypatch.setattr(handlers, "WRITE_AGAIN", 0.05)
     monkeypatch.setattr(handlers, "MAX_WAIT", 0.1)
+    kopf_settings = main.operator_settings
+
+    def impatient():
+        settings = kopf_settings()
+        settings.queueing.exit_timeout = 0.5
+        return settings
+
+    monkeypatch.setattr(main, "operator_settings", impatient)
 
 
 @pytest.fixture

@@ -230,6 +230,10 @@ class Cluster:
         with self.changed:
             return [body for _, plural, _, body in self.events if plural == ROUNDS and body["metadata"]["name"] == name]
 
+    def watches(self):
+        """How many watches of rounds were begun."""
+        return sum(r.action is kmock.action.WATCH and r.resource.plural == ROUNDS for r in list(self.api))
+
     def writes(self):
         """(method, plural, subresource) of all writing requests."""
         return [

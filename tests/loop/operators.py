@@ -57,8 +57,10 @@ class World:
 
     def operator(self, **options):
         """Start one, and wait until it watches."""
+        before = self.cluster.watches()
         operator = OperatorThread(self, **options)
         self.operators.append(operator)
+        self.cluster.wait(lambda: self.cluster.watches() > before, "the watch of the operator")
         return operator
 
     def secret(self, name, **data):
@@ -132,6 +134,23 @@ class World:
         assert self.bucket.list_uploads(OUTPUT) == []
 
 
+class Functions(InlinePlatform):
+    """Functions that end when they are hung up on, before the hang-up returns: no zombies."""
+
+    def __init__(self, store, script):
+        self.cancellation = Cancellation()
+        super().__init__(store.origin, script, self.cancellation)
+
+    async def invoke(self, task, attempt):
+        call = asyncio.ensure_future(super().invoke(task, attempt))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            self.cancellation.cancel()
+            await asyncio.wait([call])
+            raise
+
+
 class ScriptedOperator(Operator):
     """Its store and its functions are the test's."""
 
@@ -140,13 +159,9 @@ class ScriptedOperator(Operator):
         return self.here.store.bucket(name, create=False)
 
     def platform(self, spec, namespace, owner):
-        script = None
-        if self.here.world.script is not None:
-
-            def script(task, number):
-                return self.here.world.script(task, number)
-
-        return InlinePlatform(self.here.store.origin, script, self.here.cancellation)
+        functions = Functions(self.here.store, self.here.world.script)
+        self.here.functions.append(functions)
+        return functions
 
 
 class OperatorThread:
@@ -156,10 +171,9 @@ class OperatorThread:
         self.world = world
         self.operations = []
         self.keys = None
-        self.cancellation = Cancellation()
+        self.functions = []
         self.crashed = threading.Event()
         self.operator = None
-        self.records = []
         self._crash_at, self._on_operation, self._namespaces = crash_at, on_operation, namespaces
         self._lock = threading.Lock()
         # A front of its own on the same content: its operations, and those of its functions, are known from others'.
@@ -192,7 +206,8 @@ class OperatorThread:
                 raise Crash
             if len(self.operations) == self._crash_at:
                 self.crashed.set()
-                self.cancellation.cancel()
+                for functions in self.functions:
+                    functions.cancellation.cancel()
                 raise Crash
             self.operations.append((op, key))
         if self._on_operation is not None:
@@ -202,7 +217,6 @@ class OperatorThread:
         """As SIGTERM does; seconds that it took."""
         begun = time.monotonic()
         self._stop.set()
-        self.cancellation.cancel()  # functions notice that they were hung up on
         self._thread.join(LIMIT)
         assert not self._thread.is_alive(), "the operator does not stop"
         self.store.close()
@@ -223,5 +237,6 @@ def noise(records):
         record.getMessage()
         for record in records
         if record.levelno >= logging.WARNING
+        and record.name.startswith(("kopf", "gradsharding"))
         and not record.getMessage().endswith((NextPass.MARK, "is cancelled. Will escalate."))
     ]

@@ -14,6 +14,7 @@ STATES = {
     "the plan is stored": "put_new",
     "a function reads": "http GET",
     "a function writes": "http PUT part",
+    "a shard is recorded": "http PUT",
 }
 
 

@@ -107,8 +107,8 @@ def test_deadline_without_a_quorum(world):
     assert "1" in ended["message"]
     assert world.condition("Collected")["reason"] == "RoundEnded"
     assert world.get()["status"]["completionTime"]
-    assert [event["message"] for event in world.events("QuorumNotMet")] == [ended["message"]]
-    assert world.events("QuorumNotMet")[0]["involvedObject"]["name"] == "round"
+    (event,) = world.cluster.wait(lambda: world.events("QuorumNotMet"))
+    assert (event["message"], event["involvedObject"]["name"]) == (ended["message"], "round")
 
 
 def test_active_deadline(world):

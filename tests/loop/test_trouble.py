@@ -2,6 +2,7 @@
 
 import threading
 
+import kmock
 import pytest
 from loop.kubernetes_mock import LIMIT
 from loop.operators import noise
@@ -215,7 +216,7 @@ def test_a_hanging_store_holds_up_no_other_round(world):
             held.set()
             assert release.wait(LIMIT)
 
-    world.operator(on_operation=hang)
+    operator = world.operator(on_operation=hang)
     world.upload(1, 2)
     for number in range(8):
         world.apply(
@@ -224,4 +225,20 @@ def test_a_hanging_store_holds_up_no_other_round(world):
     assert held.wait(LIMIT)
     world.apply(updates_maxCount=2)
     world.wait_for_end("True", "Succeeded")
+    assert operator.operator.unattended() < 1, "nor does it make the operator ill"
     release.set()
+
+
+def test_a_daemon_that_dies_is_noticed(world, monkeypatch):
+    """Kopf gives a daemon up for good when a write is refused for a reason that it does not repeat: /healthz tells."""
+
+    def refuse(request):
+        if request.subresource == "status":
+            raise kmock.KubernetesError(400, "BadRequest", "no")
+
+    world.cluster.before_write = refuse
+    operator = world.operator()
+    world.apply()
+    world.cluster.wait(
+        lambda: operator.operator is not None and operator.operator.unattended() > 0.5, "the age to grow"
+    )

@@ -55,7 +55,7 @@ class Driver:
         meta = body["metadata"]
         self._operator = operator
         self.namespace, self.name, self.uid = meta["namespace"], meta["name"], meta["uid"]
-        self.last_pass = time.monotonic()
+        self._last_pass = time.monotonic()
         self._created = parse_time(meta["creationTimestamp"])
         self._owner = {
             "apiVersion": body["apiVersion"],
@@ -78,9 +78,9 @@ class Driver:
     async def step(self, body: Mapping[str, Any], status: Mapping[str, Any], deleting: bool = False) -> Pass:
         """One pass, on top of the ``status`` that was written last. What a user can mend is not raised: it is the pass's ``trouble``."""
         async with self._one_at_a_time:
-            self.last_pass = time.monotonic()
             if self._dispatcher is not None:
                 self._dispatcher.changed.clear()
+            self._last_pass = time.monotonic()
             try:
                 spec = parse_round({key: body[key] for key in ("apiVersion", "kind", "metadata", "spec")})
             except ManifestError as error:
@@ -104,6 +104,8 @@ class Driver:
             except StoreError as error:
                 self._operator.metrics.store_errors.labels("unreachable").inc()
                 return self._troubled(spec, "StoreUnreachable", error, intent)
+            finally:
+                self._last_pass = time.monotonic()
 
     async def _step(self, spec: RoundSpec, status: Mapping[str, Any], intent: Intent) -> Pass:
         await self._open(spec, intent)
@@ -154,6 +156,12 @@ class Driver:
         return self._dispatcher is not None and self._dispatcher.changed.is_set()
 
     @property
+    def unattended(self) -> float:
+        """Seconds without a pass; 0 while one is under way, since a store that hangs is no fault of the operator."""
+        under_way = self._thread is not None and not self._thread.done()
+        return 0.0 if under_way else time.monotonic() - self._last_pass
+
+    @property
     def active(self) -> int:
         """Calls in flight."""
         return len(self._dispatcher.snapshot().running) if self._dispatcher is not None else 0
@@ -194,7 +202,7 @@ class Driver:
             clock=operator.clock,
         )
         self._dispatcher = make_dispatcher(self._round, self.platform, ca or None)
-        self._ca = ca
+        self._ca, self._told = ca, 0
 
     async def _read_secrets(self, spec: RoundSpec) -> str:
         """Take the present keys; give the certificates that the store needs, as PEM. Raises SecretUnusable."""

@@ -26,6 +26,7 @@ from gradsharding.platforms.knative_api import KnativeApi
 from gradsharding.rounds.outcome import Attempt
 from gradsharding.rounds.spec import RoundSpec
 from gradsharding.s3 import S3Bucket
+from gradsharding.s3_transport import Patience
 from gradsharding.store import Bucket
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from minio.credentials.providers import Provider
 
 log = logging.getLogger(__name__)
+
+PATIENCE = Patience(tries=3)
+"""With a store: the next pass asks again, and until then a condition tells the user."""
 
 Event = tuple[str, str, str]
 """Type, reason and message of a Kubernetes Event."""
@@ -67,7 +71,7 @@ class Operator:
     async def begin(self) -> None:
         """Start what runs beside the rounds. Raises SettingsError when the port is taken."""
         self.api_servers = await self.api.api_servers()
-        health = Health(self.oldest_pass)
+        health = Health(self.unattended)
         self.server = await serve(self.settings.port, health, self.metrics.registry)
         beside = (health.watch(), self.count_active(), sweep_for_ever(self))
         self.tasks = [asyncio.create_task(work) for work in beside]
@@ -90,7 +94,7 @@ class Operator:
 
     def bucket(self, spec: RoundSpec, name: str, keys: Provider, ca_pem: str | None) -> Bucket:
         """One of a round's buckets. Raises StoreRefused when its settings cannot be right."""
-        return S3Bucket.connect(spec.store.endpoint, name, spec.store.region, keys, ca_pem)
+        return S3Bucket.connect(spec.store.endpoint, name, spec.store.region, keys, ca_pem, patience=PATIENCE)
 
     def platform(self, spec: RoundSpec, namespace: str, owner: Mapping[str, Any]) -> Platform:
         """Where a round's functions run. Raises RoundFailed when the operator may not use it."""
@@ -130,10 +134,9 @@ class Operator:
             )
             self.events.setdefault(driver.uid, []).append(("Warning", "OutOfMemory", message))
 
-    def oldest_pass(self) -> float | None:
-        """Seconds since the longest ago last pass over any running round; None: none runs."""
-        oldest = min((driver.last_pass for driver in self.drivers.values()), default=None)
-        return None if oldest is None else time.monotonic() - oldest
+    def unattended(self) -> float:
+        """The most seconds that any running round is without a pass."""
+        return max((driver.unattended for driver in self.drivers.values()), default=0.0)
 
     async def count_active(self) -> None:
         """Keep the gauge of invocations in flight true, for ever."""

@@ -15,14 +15,14 @@ from gradsharding.errors import SettingsError
 MAX_LAG = 10.0
 """Seconds that the event loop may be late."""
 MAX_PASS_AGE = 180.0
-"""Seconds since the last pass over a running round; a store that hangs is given up before that."""
+"""Seconds that a running round may be without a pass."""
 
 
 @dataclass(slots=True)
 class Health:
-    """``oldest_pass`` gives the seconds since the longest ago last pass over any running round; None: none runs."""
+    """``unattended`` gives the most seconds that any running round is without a pass."""
 
-    oldest_pass: Callable[[], float | None]
+    unattended: Callable[[], float]
     lag: float = 0.0
 
     async def watch(self) -> None:
@@ -36,9 +36,9 @@ class Health:
         """Why the operator should be restarted; empty when it is well."""
         if self.lag > MAX_LAG:
             return f"the event loop is {self.lag:.0f} s late"
-        oldest = self.oldest_pass()
-        if oldest is not None and oldest > MAX_PASS_AGE:
-            return f"a running round was not looked at for {oldest:.0f} s"
+        seconds = self.unattended()
+        if seconds > MAX_PASS_AGE:
+            return f"a running round was not looked at for {seconds:.0f} s"
         return ""
 
 

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import gzip
 import json
+import os
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -145,7 +146,7 @@ def invoke(status, body=b"", headers=None, pods=()):
             platform = await here.make()
             try:
                 return here.api, await platform.invoke(Task(), 1)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the test looks at it
                 return here.api, error
 
     return asyncio.run(run())
@@ -216,7 +217,7 @@ def test_a_kill_for_memory_is_told_once_and_its_pod_goes():
             platform = await here.make()
             return await asyncio.gather(*(platform.invoke(Task(), 1) for _ in range(2)), return_exceptions=True)
 
-    assert sorted(type(error).__name__ for error in asyncio.run(two_calls())) == ["FunctionFailed", "OutOfMemory"]
+    assert [type(error) for error in asyncio.run(two_calls())].count(OutOfMemory) == 1
 
 
 def test_no_connection():
@@ -262,10 +263,8 @@ def test_a_big_task_travels_gzipped_and_a_huge_one_not_at_all():
             platform = await here.make()
             await platform.invoke(Task(body=b"{}"), 1)
             await platform.invoke(Task(body=big), 1)
-            monster = Task(body=gzip.compress(b"", 0) + bytes(range(256)) * 4)
-            monster.body = __import__("os").urandom(6 << 20)
             with pytest.raises(RoundFailed) as caught:
-                await platform.invoke(monster, 1)
+                await platform.invoke(Task(body=os.urandom(6 << 20)), 1)
         assert got[0] == ("POST", None, b"{}")
         method, encoding, body = got[1]
         assert (method, encoding) == ("POST", "gzip")
@@ -307,7 +306,7 @@ def test_cancelling_hangs_up():
 
         async def answer(request):
             reached.set()
-            while not request.transport.is_closing():
+            while request.transport is not None:
                 await asyncio.sleep(0.01)
             hung_up.set()
             return web.Response()
@@ -397,7 +396,7 @@ def prepare(refuse):
             platform = await here.make()
             try:
                 await platform.prepare(FUNCTION)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the test looks at it
                 return error, here.api
             return None, here.api
 
