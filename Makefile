@@ -5,10 +5,10 @@ ARGS ?=
 LOCKS := requirements/dev.lock requirements/checkpoint.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint format lock clean
+.PHONY: help demo test quick lint format lock images kind e2e e2e-kind clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 demo: .venv/ready  ## Federated learning for real, on this machine, in under 3 minutes (ARGS=--quick: in one)
 	$(BIN)/gradsharding demo $(ARGS)
@@ -24,6 +24,7 @@ lint: .venv/ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/shellcheck scripts/*.sh tests/e2e/kind/kind.sh .ci/run
 
 format: .venv/ready  ## Let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
@@ -32,6 +33,19 @@ format: .venv/ready  ## Let ruff rewrite what it can
 lock: .venv/ready  ## Resolve the dependencies anew
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --python-version 3.11 --quiet --no-header --upgrade -o requirements/dev.lock
 	$(BIN)/uv pip compile pyproject.toml --universal --generate-hashes --python-version 3.11 --quiet --no-header --upgrade -o requirements/reducer.lock
+	$(BIN)/uv pip compile pyproject.toml --extra operator --extra lambda --universal --generate-hashes --python-version 3.11 --quiet --no-header --upgrade -o requirements/operator.lock
+
+images:  ## Build and push both images: make images REGISTRY=host/path [TAG=...] (needs Docker)
+	scripts/images.sh $(REGISTRY) $(TAG)
+
+e2e: .venv/ready  ## The end-to-end tests on the cluster of KUBECONFIG; docs/operations.md lists the variables
+	$(BIN)/pytest -m cluster tests/crd tests/e2e $(ARGS)
+
+kind:  ## A kind cluster with Knative, MinIO, the images and the chart (needs Docker, kind, helm)
+	tests/e2e/kind/kind.sh up
+
+e2e-kind: .venv/ready  ## The end-to-end tests on that kind cluster
+	tests/e2e/kind/kind.sh e2e
 
 clean:  ## Remove what the targets made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output
