@@ -152,6 +152,8 @@ class Channel:
             connection.putheader(name, value)
         try:
             connection.endheaders()
+            if self._cancellation.requested:  # maybe while it connected: there was no socket to shut down
+                raise cancelled()
             body = memoryview(request.body)
             for start in range(0, len(body), _SLICE):  # the socket's timeout is for the whole of one send
                 connection.send(body[start : start + _SLICE])

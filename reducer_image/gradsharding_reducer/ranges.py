@@ -100,8 +100,11 @@ class Ring:
                 raise cancelled()
             slot, error = self._ready.pop(self._next_taken)
             self._next_taken += 1
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # or its traceback would hold this frame, and that the error: the slots would wait for the collector
         return slot
 
     def release(self, slot: memoryview) -> None:
@@ -129,6 +132,7 @@ class Ring:
                 self._ready[job] = (slot, error)
                 self._changed.notify_all()
                 if error is not None:
+                    del error  # as in `take`
                     return
 
     def _wake(self) -> None:

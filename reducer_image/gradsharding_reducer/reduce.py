@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from gradsharding_reducer.blocks import Block, ExtentIndex, blocks
 from gradsharding_reducer.buffers import Buffers
 from gradsharding_reducer.cancellation import Cancellation
 from gradsharding_reducer.exchange import Channel, Patience
-from gradsharding_reducer.failures import ReducerFailure, Refused
+from gradsharding_reducer.failures import Refused
 from gradsharding_reducer.ranges import Ring, read_range
 from gradsharding_reducer.task import (
     BadValue,
@@ -95,12 +95,17 @@ class _Invocation:
         # Leaving the ring stops its threads only; the caller's cancellation stops everything.
         self._stop = Cancellation()
         cancellation.on_cancel(self._stop.cancel)
-        self._channel = Channel(access, cancellation, self._deadline, patience)
+        # Without a record nobody will count the part that is under way: it need not arrive.
+        self._give_up = Cancellation()
+        cancellation.on_cancel(self._give_up.cancel)
+        self._channel = Channel(access, self._give_up, self._deadline, patience)
         self._uploader = Uploader(self._channel)
         self._readers = [Channel(access, self._stop, self._deadline, patience) for _ in range(task.tuning.prefetch)]
         self._seconds = {"read": 0.0, "fold": 0.0, "write": 0.0}
         self._findings = _Findings()
         self._parts: list[PartResult] = []
+        self._slowest = 0.0
+        """Seconds per byte of the slowest part so far, from its begin to where its upload starts."""
         self._bytes_read = 0
         self._bytes_written = 0
 
@@ -112,13 +117,10 @@ class _Invocation:
             result = self._result(outcome)
             self._channel.put(self._task.record_url, UrlKind.RECORD, result.to_json())
         except Refused as refused:
-            with suppress(
-                Refused, ReducerFailure
-            ):  # the part under way counts if it arrives; the first refusal is the answer
-                self._settle()
             return replace(self._result(refused.outcome), refusal=refused.refusal)
         finally:
-            self._uploader.join()
+            self._give_up.cancel()
+            self._uploader.abandon()
             for channel in (self._channel, *self._readers):
                 channel.close()
         return result
@@ -158,41 +160,54 @@ class _Invocation:
 
         fills = [partial(fill, channel) for channel in self._readers[:jobs]]
         with Ring(fills, jobs, self._buffers.slots, self._stop) as ring:
-            slowest = 0.0
             for number, (part, part_blocks) in enumerate(zip(task.parts, plan, strict=True)):
                 begun = time.monotonic()
                 size = self._header_bytes(part) + part.end - part.start
-                needed = (slowest + self._uploader.slowest) * size * PART_TIME_MARGIN
-                if number and begun + needed > self._deadline:
+                if number and not self._in_time(size, size):
                     return Outcome.PARTIAL
-                self._fold_part(part, part_blocks, ring)
-                slowest = max(slowest, (time.monotonic() - begun) / max(size, 1))
+                if not self._fold_part(part, part_blocks, ring):
+                    return Outcome.PARTIAL
+                self._slowest = max(self._slowest, (time.monotonic() - begun) / max(size, 1))
         return Outcome.BAD_VALUES if self._findings else Outcome.DONE
 
-    def _fold_part(self, part: Part, part_blocks: list[Block], ring: Ring) -> None:
+    def _in_time(self, to_fold: int, to_upload: int) -> bool:
+        """Whether the budget holds so many bytes of both, as far as their pace is known."""
+        needed = (self._slowest * to_fold + self._uploader.slowest * to_upload) * PART_TIME_MARGIN
+        return time.monotonic() + needed <= self._deadline
+
+    def _fold_part(self, part: Part, part_blocks: list[Block], ring: Ring) -> bool:
+        """Fold a part and begin its upload. False: the one before took so long that the budget does not hold this one."""
         header = self._header_bytes(part)
         body = self._buffers.body[: header + part.end - part.start]
-        if header and self._task.header is not None:
+        if header and self._task.header is not None:  # part 1 is the first: nothing is being uploaded from here
             with self._stage("read"):
                 self._channel.get_header(self._task.header, body.data[:header])
         for block in part_blocks:
+            self._accumulate(block, ring)
+            if self._settle() and not self._in_time(part.end - block.end, len(body)):
+                return False
             at = header + block.start - part.start
-            self._fold_block(block, body[at : at + block.end - block.start], ring)
-        self._settle()
+            self._narrow(block, body[at : at + block.end - block.start])
+        self._settle()  # where there was no block
         if self._findings:
             self._parts.append(PartResult(part.output, part.number, len(body), None, None))
         else:
             self._uploader.start(part, body.data)
+        return True
 
-    def _settle(self) -> None:
-        """Wait until the part that is being uploaded has arrived: before its memory is written to, and before an answer."""
+    def _settle(self) -> bool:
+        """Wait until the part that is being uploaded has arrived: before its memory is written to, and before an answer.
+        False: there was none."""
         with self._stage("write"):
             done = self._uploader.settle()
-        if done is not None:
-            self._parts.append(done)
-            self._bytes_written += done.bytes
+        if done is None:
+            return False
+        self._parts.append(done)
+        self._bytes_written += done.bytes
+        return True
 
-    def _fold_block(self, block: Block, out: kernel.Bytes, ring: Ring) -> None:
+    def _accumulate(self, block: Block, ring: Ring) -> None:
+        """Fold all sources of a block into the accumulator."""
         for i, source in enumerate(self._task.sources):
             with self._stage("read"):
                 slot = ring.take()
@@ -216,8 +231,10 @@ class _Invocation:
             self._bytes_read += block.end - block.start
             if self._progress is not None:
                 self._progress(self._bytes_read)
+
+    def _narrow(self, block: Block, out: kernel.Bytes) -> None:
+        """Divide and round the accumulator into the part."""
         total = sum(source.weight for source in self._task.sources)
-        self._settle()
         with self._stage("fold"):
             for dtype, offset, element, count in block.segments:
                 width = kernel.width(dtype)

@@ -33,17 +33,21 @@ class Uploader:
 
     def settle(self) -> PartResult | None:
         """Wait for the part that is under way, if any. Raises what its upload raised."""
-        self.join()
+        self._join()
         done, error, self._done, self._error = self._done, self._error, None, None
         try:
             if error is not None:
                 raise error
         finally:
-            del error  # or its traceback would hold this frame, and that the error: the connection would wait for the collector
+            del error  # or its traceback would hold this frame, and that the error: both would wait for the collector
         return done
 
-    def join(self) -> None:
-        """Wait for the thread, whatever came of it."""
+    def abandon(self) -> None:
+        """Wait for the thread, whatever comes of it: cancel its channel first."""
+        self._join()
+        self._done = self._error = None  # an error holds the frames that it came through, and they the part's memory
+
+    def _join(self) -> None:
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
         self._thread = None

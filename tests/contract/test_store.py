@@ -1,6 +1,6 @@
 """One suite for every store: what the protocol relies on. SeaweedFS is real; the memory store must not differ.
 
-Set S3_CONTRACT_ENDPOINT, S3_CONTRACT_BUCKET and the AWS keys to hold another store to it as well.
+Set S3_CONTRACT_ENDPOINT and the AWS keys (and S3_CONTRACT_BUCKET, else contract) to hold another store to it as well.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def store(request):
         server.create_bucket("contract")
         yield s3_store("seaweedfs", server.endpoint, static(server.access_key, server.secret_key), "contract")
     elif request.param == "external":
-        yield s3_store("external", ENDPOINT, ambient(), os.environ["S3_CONTRACT_BUCKET"])
+        external = s3_store("external", ENDPOINT, ambient(), os.environ.get("S3_CONTRACT_BUCKET", "contract"))
+        if not external.minio.bucket_exists(external.name):
+            external.minio.make_bucket(external.name)
+        yield external
     else:
         with MemoryStore(keep_both_parts=request.param != "memory", versioned=True) as memory:
             memory.bucket("contract")

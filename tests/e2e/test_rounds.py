@@ -198,11 +198,22 @@ def test_a_suspended_round_waits_until_it_is_resumed(namespace, federation):
     assert federation.result() == federation.expected()
 
 
-def test_a_round_is_removed_when_its_time_after_finishing_is_over(namespace, federation):
+def test_what_is_over_goes_by_itself(namespace, federation):
+    """A round when its time after finishing is over; the pods of a function that nobody calls, while its round stays."""
     federation.upload(2, 1)
+    namespace.apply(federation.manifest("idle", "idle.safetensors", function_memoryMiB=134))
+    namespace.success_of("idle")
+    idle = [pod["metadata"]["name"] for pod in namespace.function_pods() if limit(pod) == "134Mi"]
+    assert idle
     namespace.apply(federation.manifest("short-lived", ttlSecondsAfterFinished=0))
     wait_for("the round is removed", lambda: namespace.round("short-lived") is None, 150)
     assert federation.result() == federation.expected()
+
+    def left():
+        return [pod for pod in namespace.function_pods() if limit(pod) == "134Mi"]
+
+    wait_for("the function is at zero", lambda: not left(), 180)
+    assert namespace.condition("idle")[0] == "True"
 
 
 def test_the_operator_stays_small_with_many_rounds(namespace, federation, operator):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import logging
 import threading
 import time
@@ -54,6 +55,7 @@ class World:
             operator.stop()
         self.cluster.close()
         self.store.close()
+        gc.collect()  # tasks that a crash left behind are told of here, and not in the middle of another test
 
     def operator(self, **options):
         """Start one, and wait until it watches."""

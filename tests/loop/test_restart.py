@@ -77,7 +77,7 @@ def test_stopped_while_functions_run(world):
     world.check_success([1, 2])
 
 
-def test_the_status_goes_on_where_it_was(world):
+def test_the_status_goes_on_where_it_was(world, eager):
     first = world.operator()
     world.upload(1)
     world.apply()

@@ -25,7 +25,7 @@ def test_a_round_that_begins_suspended(world):
 def test_the_deadline_counts_from_the_resume(world):
     operator = world.operator()
     world.upload(1)
-    world.apply(updates_minCount=2, updates_deadlineSeconds=60)
+    world.apply(updates_minCount=2, updates_deadlineSeconds=3000)
     world.wait_for("Succeeded", "Unknown", "Collecting")
     world.patch(suspend=True)
     world.wait_for("Suspended", "True")
@@ -33,12 +33,12 @@ def test_the_deadline_counts_from_the_resume(world):
     world.patch(suspend=False)
     world.wait_for("Suspended", "False")
     world.wait_for("Succeeded", "Unknown", "Collecting")
-    world.ahead = DAY + 50
+    world.ahead = DAY + 2500
     operator.stop()
     world.operator()
     world.upload(2)
     world.wait_for("Succeeded", "Unknown", "Collecting")
-    world.ahead = DAY + 61
+    world.ahead = DAY + 3001
     world.wait_for_end("True", "Succeeded")
     world.check_success([1, 2])
 
@@ -46,14 +46,14 @@ def test_the_deadline_counts_from_the_resume(world):
 def test_a_resume_while_the_operator_is_down(world):
     operator = world.operator()
     world.upload(1)
-    world.apply(updates_minCount=2, updates_deadlineSeconds=60, suspend=True)
+    world.apply(updates_minCount=2, updates_deadlineSeconds=3000, suspend=True)
     world.wait_for("Suspended", "True")
     operator.stop()
     world.patch(suspend=False)
     world.ahead = DAY
     world.operator()
     world.wait_for("Suspended", "False")
-    world.ahead = DAY + 61
+    world.ahead = DAY + 3001
     world.wait_for_end("False", "QuorumNotMet")
 
 

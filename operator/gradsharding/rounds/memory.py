@@ -41,8 +41,8 @@ MIN_PART = 5 * MIB
 MAX_PARTS = 10_000
 """Of one upload."""
 
-GOOD_PART = 16 * MIB
-"""From here on a larger part gains less than a deeper prefetch does."""
+GOOD_PART = 8 * MIB
+"""No larger without need: a part leaves while the first block of the next one is folded, so a part of one block costs no time."""
 
 MAX_PART = 5 << 30
 
@@ -137,8 +137,8 @@ def choose(
     room, total = usable(memory_mib), size + header_bytes
     least = max(MIN_PART, -(-total // MAX_PARTS))
     share = max(least, -(-total // shards))
-    most = min(share, _timely_part(least, sources, timeout_seconds), MAX_PART)
-    good = max(least, min(most, GOOD_PART))
+    most = min(share, _timely_part(least, sources, timeout_seconds), max(least, GOOD_PART), MAX_PART)
+    good = max(least, most)
     rungs = [(good, *rung) for rung in LADDER[:COMFORTABLE]] + [(least, *rung) for rung in LADDER]
     rung = next((rung for rung in rungs if peak(*rung) <= room), None)
     if rung is None:

@@ -83,6 +83,12 @@ def test_golden():
     }
 
 
+def test_one_shard_at_once_has_no_activation_scale():
+    """Knative refuses a 1."""
+    annotations = build(replace(FUNCTION, at_once=1))["spec"]["template"]["metadata"]["annotations"]
+    assert "autoscaling.knative.dev/activation-scale" not in annotations
+
+
 def test_settings_of_the_pods():
     pods = PodSettings(
         "image", "1", {"pool": "a"}, [{"operator": "Exists"}],
