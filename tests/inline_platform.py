@@ -17,7 +17,7 @@ class InlinePlatform:
 
     name = "inline"
     startup_seconds = 5.0
-    trouble = ""
+    trouble = None
 
     def __init__(
         self,

@@ -104,7 +104,8 @@ class Ring:
             if error is not None:
                 raise error
         finally:
-            del error  # or its traceback would hold this frame, and that the error: the slots would wait for the collector
+            # Or its traceback would hold this frame, and that the error: the slots would wait for the collector.
+            del error
         return slot
 
     def release(self, slot: memoryview) -> None:

@@ -39,7 +39,8 @@ class Uploader:
             if error is not None:
                 raise error
         finally:
-            del error  # or its traceback would hold this frame, and that the error: both would wait for the collector
+            # Or its traceback would hold this frame, and that the error: the part's memory would wait for the collector.
+            del error
         return done
 
     def abandon(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import logging
 import threading
 import time
@@ -39,6 +38,8 @@ class World:
         self.store = MemoryStore(min_part=MIN_PART)
         self.bucket = self.store.bucket("federation")
         self.operators = []
+        self.untidy = False
+        """Kopf's tasks die in this test."""
         self.script = None
         """As in InlinePlatform."""
         kubeconfig = tmp_path / "kubeconfig"
@@ -55,7 +56,8 @@ class World:
             operator.stop()
         self.cluster.close()
         self.store.close()
-        gc.collect()  # tasks that a crash left behind are told of here, and not in the middle of another test
+        self.untidy |= any(operator.crashed.is_set() for operator in self.operators)
+        self.operators.clear()
 
     def operator(self, **options):
         """Start one, and wait until it watches."""

@@ -14,7 +14,7 @@ def recorded(world):
     return {key for key in keys_under(world.bucket, OUTPUT + ".round/") if "/shards/" in key}
 
 
-@pytest.mark.parametrize("crash_at", range(1, COUNT, 3))
+@pytest.mark.parametrize("crash_at", range(1, COUNT, 4))
 def test_killed_at_a_store_operation(world, crash_at):
     first = world.operator(crash_at=crash_at)
     world.upload(1, 2)

@@ -229,7 +229,7 @@ def test_a_hanging_store_holds_up_no_other_round(world):
     release.set()
 
 
-def test_a_daemon_that_dies_is_noticed(world, monkeypatch):
+def test_a_daemon_that_dies_is_noticed(world):
     """Kopf gives a daemon up for good when a write is refused for a reason that it does not repeat: /healthz tells."""
 
     def refuse(request):
@@ -239,6 +239,4 @@ def test_a_daemon_that_dies_is_noticed(world, monkeypatch):
     world.cluster.before_write = refuse
     operator = world.operator()
     world.apply()
-    world.cluster.wait(
-        lambda: operator.operator is not None and operator.operator.unattended() > 0.5, "the age to grow"
-    )
+    world.cluster.wait(lambda: operator.operator.unattended() > 0.5, "the age to grow")

@@ -161,7 +161,13 @@ def reasons():
         for call in calls(tree, "event"):
             found |= {constant(word.value) for word in call.keywords if word.arg == "reason"}
     # A reason and its sentence, as a pair: of the faults of a plan, of trouble, of Events.
-    for file in ("rounds/progress.py", "kube/driver.py", "kube/operator.py"):
+    for file in (
+        "rounds/progress.py",
+        "kube/driver.py",
+        "kube/operator.py",
+        "platforms/__init__.py",
+        "platforms/knative.py",
+    ):
         for node in ast.walk(ast.parse((CODE / file).read_text())):
             if isinstance(node, ast.Tuple) and len(node.elts) in (2, 3):
                 word = constant(node.elts[-2])

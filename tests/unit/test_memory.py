@@ -51,6 +51,7 @@ def test_what_is_chosen_keeps_every_rule(memory_mib, asked):
     assert peak_of(sizing, asked) <= usable(memory_mib) < memory_mib * MIB
     assert sizing.part_bytes >= memory.MIN_PART
     assert sizing.part_bytes * memory.MAX_PARTS >= asked["size"] + asked["header_bytes"]
+    assert sizing.part_bytes <= max(8.5 * MIB, -(-(asked["size"] + asked["header_bytes"]) // memory.MAX_PARTS))
     seconds = asked["sources"] * sizing.part_bytes / memory.BYTES_PER_SECOND
     assert seconds < asked["timeout_seconds"] / 2
     assert memory.MIN_RANGE <= sizing.range_bytes <= 8.5 * MIB
@@ -147,13 +148,26 @@ def test_the_smallest_functions_read_well():
         sizing = choose(memory_mib, **ROUND)
         assert sizing.prefetch >= 4
         assert sizing.range_bytes >= least_range
-        assert sizing.part_bytes >= 16 * MIB
+        assert sizing.part_bytes >= 8 * MIB
 
 
-def test_memory_goes_into_connections_then_into_parts():
+def test_memory_goes_into_connections_and_no_more_than_they_need_is_taken():
     sizings = [choose(memory_mib, **ROUND) for memory_mib in (128, 160, 256, 1024)]
     assert [s.prefetch for s in sizings] == sorted(s.prefetch for s in sizings)
-    assert sizings[-1] == Sizing(-(-(ROUND["size"] + ROUND["header_bytes"]) // 4), sizings[-1].range_bytes, 16)
+    assert sizings[-1] == sizings[-2]
+    assert sizings[-1].prefetch == 16
+
+
+@pytest.mark.parametrize("memory_mib", [128, 256, 1024])
+@pytest.mark.parametrize("size", [24 * MIB, 100 * MIB, 512 * MIB, 5 << 30, 64 << 30])
+def test_a_part_is_one_block_so_that_its_upload_is_hidden(memory_mib, size):
+    sizing = choose(memory_mib, **{**ROUND, "size": size})
+    assert sizing.part_bytes <= sizing.range_bytes
+
+
+def test_parts_are_larger_only_where_there_would_be_too_many():
+    sizing = choose(1024, **{**ROUND, "size": 200 << 30})
+    assert 20 * MIB < sizing.part_bytes < 21 * MIB
 
 
 def test_a_small_model_needs_no_more_than_its_share():
@@ -167,7 +181,8 @@ def test_an_empty_model_has_one_part():
 
 
 def test_time_makes_parts_smaller_before_it_refuses():
-    long, short = (choose(3008, **{**ROUND, "timeout_seconds": seconds}) for seconds in (900, 30))
+    crowd = {**ROUND, "sources": 100}
+    long, short = (choose(3008, **{**crowd, "timeout_seconds": seconds}) for seconds in (900, 30))
     assert long.part_bytes > short.part_bytes > memory.MIN_PART
     with pytest.raises(RoundFailed, match=r"5 MiB of each of 1000 updates .* spec.function.timeoutSeconds is 30") as no:
         choose(3008, **{**ROUND, "timeout_seconds": 30, "sources": 1000})

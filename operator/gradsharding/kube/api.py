@@ -76,6 +76,20 @@ class KubeApi:
             )
         return cast(list[Json], found["items"])
 
+    async def check_rounds(self, namespace: str | None) -> None:
+        """Raises SettingsError when rounds cannot be listed: their CRD is not installed, or the rights are missing."""
+        from kubernetes.aio.client import ApiException
+
+        try:
+            await self.rounds(namespace)
+        except ApiException as error:
+            where = f"namespace {namespace}" if namespace else "the cluster"
+            if error.status == 404:
+                raise SettingsError("this cluster has no AggregationRounds: kubectl apply -f crds/, then start again") from None
+            if error.status == 403:
+                raise SettingsError(f"this operator may not list AggregationRounds of {where}: see its Role") from None
+            raise
+
     async def delete_round(self, namespace: str, name: str, uid: str) -> None:
         """Delete a round, but not another one of the same name."""
         from kubernetes.aio.client import V1DeleteOptions, V1Preconditions

@@ -226,7 +226,7 @@ class Driver:
         self._told = len(calls.attempts)
         trouble = None
         if self.platform is not None and self.platform.trouble and calls.running:
-            trouble = ("FunctionsNotStarting", self.platform.trouble)
+            trouble = self.platform.trouble
         if dispatcher.store_error is not None and not calls.running:
             trouble = ("StoreDenied", str(dispatcher.store_error))
         return Seen(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import kopf
@@ -100,6 +101,8 @@ async def run(
             registry=registry(),
             settings=operator_settings(),
             memo=kopf.Memo(operator=operator),
+            # Kopf's own guess asks for the user's name, which a container's number has not.
+            identity=cast(Any, f"gradsharding-{os.getpid()}"),
             standalone=True,
             clusterwide=watched is None,
             namespaces=watched or (),

@@ -69,7 +69,9 @@ class Operator:
         self.functions = Functions(KnativeApi(self.client), self.session, self.settings.pods)
 
     async def begin(self) -> None:
-        """Start what runs beside the rounds. Raises SettingsError when the port is taken."""
+        """Start what runs beside the rounds. Raises SettingsError when the port is taken, or rounds cannot be listed."""
+        for namespace in self.namespaces or (None,):  # Kopf would wait in silence for a resource that is not there
+            await self.api.check_rounds(namespace)
         self.api_servers = await self.api.api_servers()
         health = Health(self.unattended)
         self.server = await serve(self.settings.port, health, self.metrics.registry)

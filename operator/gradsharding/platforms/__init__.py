@@ -24,6 +24,15 @@ class FunctionSpec:
     ca_pem: str | None = None
 
 
+Trouble = tuple[str, str]
+"""A documented reason in CamelCase, and a sentence for the user."""
+
+
+def not_starting(sentence: str) -> Trouble | None:
+    """The usual trouble; None without a sentence."""
+    return ("FunctionsNotStarting", sentence) if sentence else None
+
+
 class Platform(Protocol):
     """The life of a round's functions. ``invoke`` may run many times at once; cancelling it stops or abandons that call."""
 
@@ -32,8 +41,8 @@ class Platform(Protocol):
     startup_seconds: float
     """The longest that a call may wait for its environment; URLs live that much longer."""
 
-    trouble: str
-    """What keeps calls from starting just now, as a sentence for the user; empty: nothing."""
+    trouble: Trouble | None
+    """What keeps calls from starting just now."""
 
     async def prepare(self, function: FunctionSpec) -> None:
         """Make the function ready; harmless when it is. Raises RoundFailed when it cannot be had, with the reason for the user."""

@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradsharding.errors import RoundFailed
-from gradsharding.platforms import Unreachable
+from gradsharding.platforms import Unreachable, not_starting
 from gradsharding.platforms.lambda_answer import Answer, read_tail, understand
 from gradsharding.platforms.lambda_function import Readiness, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from gradsharding.platforms import FunctionSpec
+    from gradsharding.platforms import FunctionSpec, Trouble
     from gradsharding_reducer.task import ReduceResult, ReduceTask
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class LambdaPlatform:
         self._endpoint = endpoint
         self._client: Any = None
         self._memory_mb = 0
-        self.trouble = ""
+        self.trouble: Trouble | None = None
 
     async def prepare(self, function: FunctionSpec) -> None:
         """Look whether the function is ready, and hold it against the round: memory, timeout, allowed origins.
@@ -85,11 +85,12 @@ class LambdaPlatform:
             self._client = await self._in_thread(lambda: self._connect(function))
         configuration = await self._in_thread(self._configuration)
         ready = Readiness.of(configuration)
-        self.trouble = "" if ready.ready else f"the Lambda function {self._function} {ready.why}"
+        why = "" if ready.ready else f"the Lambda function {self._function} {ready.why}"
+        self.trouble = not_starting(why)
         if ready.broken:
-            raise RoundFailed("FunctionNotReady", self.trouble)
+            raise RoundFailed("FunctionNotReady", why)
         if not ready.ready:
-            raise Unreachable(self.trouble)
+            raise Unreachable(why)
         check(configuration, function, self._function)
         self._memory_mb = int(configuration["MemorySize"])
 

@@ -15,7 +15,16 @@ from typing import Any
 import aiohttp
 
 from gradsharding.errors import RoundFailed
-from gradsharding.platforms import FunctionFailed, FunctionSpec, OutOfMemory, Throttled, TimedOut, Unreachable
+from gradsharding.platforms import (
+    FunctionFailed,
+    FunctionSpec,
+    OutOfMemory,
+    Throttled,
+    TimedOut,
+    Trouble,
+    Unreachable,
+    not_starting,
+)
 from gradsharding.platforms.knative_api import Json, KnativeApi
 from gradsharding.platforms.knative_pods import killed_for_memory, why_not_running
 from gradsharding.platforms.knative_service import PodSettings, build_service, service_name
@@ -64,13 +73,14 @@ class KnativePlatform:
         self._function: FunctionSpec | None = None
         self._url = ""
         self._service = ""
-        self.trouble = ""
+        self.trouble: Trouble | None = None
 
     async def prepare(self, function: FunctionSpec) -> None:
         """Create or patch the Service and wait for its address. Raises RoundFailed, or Unreachable: try again."""
         from kubernetes.aio.client import ApiException
 
         try:
+            await self._look_for_pull_secrets()
             service = await self._ensure(function)
             self._url = await self._address(service)
         except ApiException as error:
@@ -78,6 +88,18 @@ class KnativePlatform:
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise Unreachable(f"the Kubernetes API did not answer: {type(error).__name__}") from None
         self._function = function
+
+    async def _look_for_pull_secrets(self) -> None:
+        """Before the Service is made: without them its revision would fail, and tell of the registry only."""
+        for secret in self._functions.pods.pull_secrets:
+            if await self._functions.api.lacks_secret(self._namespace, secret):
+                why = (
+                    f"pull secret {secret} of function pods is not in namespace {self._namespace}: create it there, or take "
+                    "it out of the operator's GRADSHARDING_FUNCTION_PULL_SECRETS"
+                )
+                self.trouble = ("PullSecretMissing", why)
+                raise Unreachable(why)
+        self.trouble = None
 
     async def _ensure(self, function: FunctionSpec) -> Json:
         from kubernetes.aio.client import ApiException
@@ -118,11 +140,10 @@ class KnativePlatform:
                 routed = _condition(status, "RoutesReady")
                 if routed.get("status") == "True":
                     return str(url)
-            self.trouble = _trouble_of(status)
+            why = _why_not_ready(status)
+            self.trouble = not_starting(why)
             if time.monotonic() > deadline:
-                raise Unreachable(
-                    self.trouble or f"function {self._service} has no address after {READY_SECONDS:.0f} s"
-                )
+                raise Unreachable(why or f"function {self._service} has no address after {READY_SECONDS:.0f} s")
             await asyncio.sleep(0.2)
             service = await self._functions.api.get_service(self._namespace, self._service)
 
@@ -167,7 +188,7 @@ class KnativePlatform:
                 result = ReduceResult.from_json(text)
             except ContractError as error:
                 raise FunctionFailed(f"what the function answered is no result: {error}", pod) from None
-            self.trouble = ""
+            self.trouble = None
             return replace(result, runtime=Runtime(self.name, pod, "kubernetes"))
         if status == 502:
             if "refused" in text:  # the call never ran; whose container this was looks for the kill
@@ -217,9 +238,10 @@ class KnativePlatform:
         while True:
             await asyncio.sleep(TROUBLE_AFTER)
             try:
-                self.trouble = why_not_running(await self._functions.api.list_pods(self._namespace, self._service))
+                pods = await self._functions.api.list_pods(self._namespace, self._service)
             except (ApiException, OSError, TimeoutError, aiohttp.ClientError):
                 continue
+            self.trouble = not_starting(why_not_running(pods))
 
     async def release(self) -> None:
         """The Service stays for the next round; idle ones are swept, and Kubernetes removes it with its last owner."""
@@ -260,7 +282,7 @@ def _condition(status: Json, kind: str) -> Json:
     return next((c for c in status.get("conditions", []) if c["type"] == kind), {})
 
 
-def _trouble_of(status: Json) -> str:
+def _why_not_ready(status: Json) -> str:
     ready = _condition(status, "Ready")
     if ready.get("status") != "False":
         return ""

@@ -19,7 +19,10 @@ Json = dict[str, Any]
 
 
 class KnativeApi:
-    """Services and pods of functions. Raises kubernetes.aio.client.ApiException, and OSError or TimeoutError without an answer."""
+    """Services, pods and pull secrets of functions.
+
+    Raises kubernetes.aio.client.ApiException, and OSError or TimeoutError without an answer.
+    """
 
     def __init__(self, client: ApiClient) -> None:
         from kubernetes.aio.client import CoreV1Api, CustomObjectsApi
@@ -69,6 +72,19 @@ class KnativeApi:
         await self._custom.delete_namespaced_custom_object(
             GROUP, VERSION, namespace, PLURAL, name, _request_timeout=TIMEOUT
         )
+
+    async def lacks_secret(self, namespace: str, name: str) -> bool:
+        """Whether there is no such Secret. One that may not be read counts as there: it is the kubelet that reads it."""
+        from kubernetes.aio.client import ApiException
+
+        try:
+            await self._core.read_namespaced_secret(name, namespace, _request_timeout=TIMEOUT)
+        except ApiException as error:
+            if error.status == 404:
+                return True
+            if error.status != 403:
+                raise
+        return False
 
     async def list_pods(self, namespace: str, service: str) -> list[Any]:
         """Pods of a function."""

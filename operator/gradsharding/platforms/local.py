@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gradsharding.errors import RoundFailed
-from gradsharding.platforms import FunctionFailed, FunctionSpec, InvocationError, OutOfMemory, Throttled, TimedOut
+from gradsharding.platforms import (
+    FunctionFailed,
+    FunctionSpec,
+    InvocationError,
+    OutOfMemory,
+    Throttled,
+    TimedOut,
+    Trouble,
+)
 from gradsharding.platforms import capped as capped_program
 from gradsharding.platforms.capped import NOT_STARTED, RLIMIT_KIND
 from gradsharding.platforms.cgroups import CgroupOwner, owners, remove
@@ -98,7 +106,7 @@ class LocalPlatform:
 
     name = "local"
     startup_seconds = 15.0
-    trouble = ""
+    trouble: Trouble | None = None
 
     def __init__(
         self,

@@ -3,14 +3,16 @@
 One shard is modelled as the reducer works (``reduce.py``)::
 
     rate    = min(FUNCTION_RATE, prefetch * range / (REQUEST_SECONDS + range / CONNECTION_RATE))
-    read    = max(bytes / rate, bytes * CPU_TO_READ / share)       prefetching and folding overlap
-    write   = parts * REQUEST_SECONDS + bytes / CONNECTION_RATE + bytes * CPU_TO_WRITE / share
-    billed  = calls * (START_SECONDS + REQUEST_SECONDS) + read + write      the record is the last request of a call
+    read    = max(bytes / rate, processor seconds / share)            prefetching, folding and hashing overlap
+    upload  = REQUEST_SECONDS + part / CONNECTION_RATE + part * CPU_TO_WRITE / share                 of one part
+    stall   = max(0, upload - read / blocks)         a part leaves while the first block of the next one is read
+    billed  = read + (parts - calls) * stall + calls * (START_SECONDS + upload + REQUEST_SECONDS)
 
-with ``share = memory / 1769 MB`` of a processor, at most one. A round takes ``waves`` of such shards, the slowest of each
-wave, and the operator's own requests. Money counts the full trip of a round: the clients' uploads, the reducers, the
-operator, the readers' downloads. Not in it: what leaves AWS ($0.09 a GB where clients are outside), storage, logs, the
-operator's own machine, taxes, free tiers.
+with ``share = memory / 1769 MB`` of a processor, at most one. Of each call the last part is uploaded, and then the record
+is, when there is nothing left to read. What a function sends is not taken from what it receives. A round takes ``waves``
+of such shards, the slowest of each wave, and the operator's own requests. Money counts the full trip of a round: the
+clients' uploads, the reducers, the operator, the readers' downloads. Not in it: what leaves AWS ($0.09 a GB where clients
+are outside), storage, logs, the operator's own machine, taxes, free tiers.
 
 Every assumption is a constant of this file and has its source beside it; ``docs/cost.md`` holds them against the
 measurements of arXiv 2604.22072. Sizes are bytes and times are seconds unless a name says otherwise.
@@ -79,7 +81,8 @@ CPU_TO_READ = (0.37 + 0.20 + 0.15) / 1e9
 """Processor seconds a byte: http.client into a buffer 0.37 a GB, AES-GCM at 5 GB/s 0.20, float64 fold 0.15 (measured)."""
 
 CPU_TO_WRITE = (1.1 + 0.5) / 1e9
-"""Processor seconds a byte of output: MD5 at 0.9 GB/s and SHA-256 at 2.1 GB/s (measured)."""
+"""Processor seconds a byte of output: MD5 at 0.9 GB/s and SHA-256 at 2.1 GB/s (measured). Beside the fold, but for the
+last part of a call."""
 
 SPREAD = 0.058
 """Standard deviation of a call's time over its mean, for the slowest of many: fitted to the paper's table."""
@@ -207,11 +210,15 @@ def shard_time(work: Work, sizing: memory.Sizing, memory_mib: int, parts: int, o
     read_bytes = work.sources * output_bytes
     one = sizing.range_bytes / (REQUEST_SECONDS + sizing.range_bytes / CONNECTION_RATE)
     rate = min(FUNCTION_RATE, sizing.prefetch * one)
-    read = max(read_bytes / rate, read_bytes * CPU_TO_READ / share)
-    write = parts * REQUEST_SECONDS + output_bytes / CONNECTION_RATE + output_bytes * CPU_TO_WRITE / share
-    around = START_SECONDS + REQUEST_SECONDS
-    calls = ceil((read + write) / max(1.0, work.timeout_seconds - TIMEOUT_MARGIN - around))
-    return ShardTime(calls * around + read + write, calls)
+    part_bytes = output_bytes / parts
+    hashed_meanwhile = output_bytes - part_bytes
+    read = max(read_bytes / rate, (read_bytes * CPU_TO_READ + hashed_meanwhile * CPU_TO_WRITE) / share)
+    block = read / (parts * max(1, ceil(part_bytes / sizing.range_bytes)))
+    upload = REQUEST_SECONDS + part_bytes / CONNECTION_RATE + part_bytes * CPU_TO_WRITE / share
+    busy = read + parts * max(0.0, upload - block)
+    around = START_SECONDS + min(upload, block) + REQUEST_SECONDS  # of the last part the rest is in `busy`
+    calls = ceil(busy / max(1.0, work.timeout_seconds - TIMEOUT_MARGIN - around))
+    return ShardTime(calls * around + busy, calls)
 
 
 def processor_share(memory_mb: float) -> float:

@@ -41,11 +41,6 @@ MIN_PART = 5 * MIB
 MAX_PARTS = 10_000
 """Of one upload."""
 
-GOOD_PART = 8 * MIB
-"""No larger without need: a part leaves while the first block of the next one is folded, so a part of one block costs no time."""
-
-MAX_PART = 5 << 30
-
 MIN_RANGE = 256 << 10
 MAX_PREFETCH = 16
 
@@ -58,6 +53,10 @@ LADDER = tuple(
 )  # fmt: skip
 """Ranges and prefetch to try, best first. Stores keep chunks of 4-8 MiB; below, a chunk is read more than once.
 A sixteenth is on top, so that a part that is a little over some ranges is cut evenly and no tiny range is left over."""
+
+GOOD_PART = LADDER[0][0]
+"""No larger without need: a part leaves while the first block of the next one is folded, so the upload of a part that is
+one block is hidden behind all of the next part. Larger ones hide no more and take memory from the prefetch."""
 
 COMFORTABLE = 2
 """So many rungs of the ladder are good enough to give GOOD_PART the preference over a higher rung."""
@@ -137,17 +136,15 @@ def choose(
     room, total = usable(memory_mib), size + header_bytes
     least = max(MIN_PART, -(-total // MAX_PARTS))
     share = max(least, -(-total // shards))
-    most = min(share, _timely_part(least, sources, timeout_seconds), max(least, GOOD_PART), MAX_PART)
-    good = max(least, most)
-    rungs = [(good, *rung) for rung in LADDER[:COMFORTABLE]] + [(least, *rung) for rung in LADDER]
+    most = min(share, max(least, GOOD_PART), _timely_part(least, sources, timeout_seconds))
+    rungs = [(most, *rung) for rung in LADDER[:COMFORTABLE]] + [(least, *rung) for rung in LADDER]
     rung = next((rung for rung in rungs if peak(*rung) <= room), None)
     if rung is None:
         needed = memory_for(peak(least, *LADDER[-1]))
         raise _too_small(memory_mib, needed, least, total, header_bytes, sources)
     part, read, _ = rung
     left = room - peak(part, read, deepest(part, read)) + _body(part, header_bytes)
-    most = min(most, _largest_part(left, header_bytes))
-    part = max(least, -(-share // -(-share // most)))
+    part = max(least, -(-share // -(-share // min(most, _largest_part(left, header_bytes)))))
     read = _even(part, min(rung[0], read))
     sizing = lower(Sizing(part, read, deepest(part, read)), step)
     if sizing is None:

@@ -26,6 +26,7 @@ from kubernetes.aio.client import (
 from gradsharding.errors import RoundFailed
 from gradsharding.platforms import FunctionFailed, FunctionSpec, OutOfMemory, Throttled, TimedOut, Unreachable, knative
 from gradsharding.platforms.knative import Functions, KnativePlatform
+from gradsharding.platforms.knative_api import KnativeApi
 from gradsharding.platforms.knative_service import LAST_USED, PodSettings
 from gradsharding_reducer.task import Outcome, ReduceResult
 
@@ -46,6 +47,7 @@ class Api:
         self.url = url
         self.services = {}
         self.pods = []
+        self.secrets = set()
         self.calls = []
         self.refuse = lambda verb, manifest: None
 
@@ -77,6 +79,9 @@ class Api:
         body["metadata"] |= meta
         self.services[body["metadata"]["name"]] = body
         return copy.deepcopy(body)
+
+    async def lacks_secret(self, namespace, name):
+        return name not in self.secrets
 
     async def list_pods(self, namespace, service):
         return self.pods
@@ -339,10 +344,12 @@ def test_what_keeps_pods_from_running_is_told_while_the_call_waits():
             call = asyncio.create_task(platform.invoke(Task(), 1))
             while not platform.trouble:
                 await asyncio.sleep(0.01)
-            assert "cannot be scheduled: 0/1 nodes" in platform.trouble
+            reason, why = platform.trouble
+            assert reason == "FunctionsNotStarting"
+            assert "cannot be scheduled: 0/1 nodes" in why
             release.set()
             await call
-            assert platform.trouble == ""
+            assert platform.trouble is None
 
     asyncio.run(run())
 
@@ -422,6 +429,39 @@ def test_initial_scale_falls_back():
     assert api.calls == ["get", "create", "get", "create"]
 
 
+def test_a_pull_secret_that_is_missing_is_told_until_it_is_there():
+    async def run():
+        async with world(ready=False) as here:
+            here.functions.pods = PodSettings("image", pull_secrets=("first", "second"))
+            here.api.secrets = {"first"}
+            platform = await here.make()
+            with pytest.raises(Unreachable, match="second") as caught:
+                await platform.prepare(FUNCTION)
+            assert platform.trouble == ("PullSecretMissing", caught.value.detail)
+            for named in ("second", "namespace ns", "GRADSHARDING_FUNCTION_PULL_SECRETS"):
+                assert named in caught.value.detail
+            assert here.api.calls == [], "no Service that cannot run"
+            here.api.secrets.add("second")
+            await platform.prepare(FUNCTION)
+            assert platform.trouble is None
+            assert here.api.calls == ["get", "create"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("status", "lacks"), [(200, False), (403, False), (404, True)])
+def test_a_secret_that_may_not_be_read_counts_as_there(status, lacks):
+    class Core:
+        async def read_namespaced_secret(self, name, namespace, **options):
+            assert (name, namespace) == ("registry", "ns")
+            if status != 200:
+                raise ApiException(status=status)
+
+    api = object.__new__(KnativeApi)
+    api._core = Core()
+    assert asyncio.run(api.lacks_secret("ns", "registry")) is lacks
+
+
 NO_FIELD = "admission webhook denied the request: must not set the field(s): spec.template.spec."
 
 
@@ -475,6 +515,6 @@ def test_a_service_without_an_address(monkeypatch):
             platform = KnativePlatform(Functions(NotReady(), session, PodSettings("image")), "ns", {"uid": "u"})
             with pytest.raises(Unreachable, match="Knative says RevisionFailed: no image"):
                 await platform.prepare(FUNCTION)
-            assert "no image" in platform.trouble
+            assert "no image" in platform.trouble[1]
 
     asyncio.run(run())

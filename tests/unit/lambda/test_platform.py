@@ -320,10 +320,10 @@ def test_while_the_function_is_updated_the_platform_is_in_trouble(fake):
         platform = LambdaPlatform("gradsharding-f")
         with pytest.raises(Unreachable):
             await platform.prepare(FUNCTION)
-        assert "still being created" in platform.trouble
+        assert "still being created" in platform.trouble[1]
         fake.configuration = (200, json.dumps(CONFIGURATION).encode(), {})
         await platform.prepare(FUNCTION)
-        assert platform.trouble == ""
+        assert platform.trouble is None
         await platform.release()
 
     asyncio.run(twice())

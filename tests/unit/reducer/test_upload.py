@@ -1,9 +1,12 @@
 """A part is uploaded while the next one is folded: the overlap itself, and every way in which either of the two ends badly."""
 
 import gc
+import http.client
 import mmap
 import threading
+import time
 import weakref
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +17,8 @@ from unit.reducer.shards import make_shard
 from gradsharding_reducer import reduce as reduce_module
 from gradsharding_reducer.access import Access
 from gradsharding_reducer.cancellation import Cancellation
-from gradsharding_reducer.exchange import Patience
-from gradsharding_reducer.failures import ReducerFailure
+from gradsharding_reducer.exchange import Channel, Patience
+from gradsharding_reducer.failures import ReducerFailure, Refused
 from gradsharding_reducer.reduce import reduce
 from gradsharding_reducer.task import BadKind, BadValue, Outcome, ReduceResult, Refusal, UrlKind
 from gradsharding_reducer.upload import Uploader
@@ -44,13 +47,14 @@ def run(server, task, **kwargs):
 
 
 class Held:
-    """The answer to the PUT of part 1 is held until the last read of part 2 has come; ``late`` then answers it, None: well.
+    """The answer to the PUT of part 1 is held until the last read of part 2 has come, and that until the PUT has come.
 
+    ``late`` then answers the PUT, None: well.
     ``others`` are faults by (method, path, nth).
     """
 
     def __init__(self, server, late=None, others=None):
-        self._come = threading.Event()
+        self._come, self._begun = threading.Event(), threading.Event()
         self._late = late
         self._others = others or {}
         self.overlapped = False
@@ -59,21 +63,23 @@ class Held:
     def _fault(self, method, path, nth):
         if (method, path, nth) == LAST_READ:
             self._come.set()
+            self._begun.wait(WAIT)
         if (method, path, nth) == ("PUT", "part-1", 1):
+            self._begun.set()
             self.overlapped = self._come.wait(WAIT)
             return self._late
         return self._others.get((method, path, nth))
 
 
 class Silent(Held):
-    """The PUT of part 1 is never answered while the test runs."""
+    """The PUT of part 1 is not answered before ``over``. Who waits for it all the same loses patience, and sends it again."""
 
     def __init__(self, server, others):
         self.over = threading.Event()
         super().__init__(server, self._wait, others)
 
     def _wait(self, handler):
-        self.over.wait(WAIT)
+        self.over.wait()
         handler.close_connection = True
 
 
@@ -144,8 +150,8 @@ def test_bad_values_beside_an_upload_do_not_keep_it_from_counting(server, shard)
 def test_a_read_that_is_refused_does_not_wait_for_the_part_that_hangs(server, shard):
     silent = Silent(server, {LAST_READ: refuse(412, "PreconditionFailed")})
     result = run(server, shard.task)
-    assert not silent.over.is_set()
     silent.over.set()
+    assert server.count("PUT", "part-1") == 1
     assert result.refusal == Refusal(UrlKind.SOURCE, SOURCES - 1, 412, "PreconditionFailed")
     assert result.parts == ()
 
@@ -155,6 +161,7 @@ def test_a_read_that_fails_does_not_either(server, shard):
     with pytest.raises(ReducerFailure, match="reading source 3"):
         run(server, shard.task)
     silent.over.set()
+    assert server.count("PUT", "part-1") == 1
 
 
 def test_cancelling_ends_a_fold_whose_last_part_hangs(server, shard):
@@ -167,9 +174,29 @@ def test_cancelling_ends_a_fold_whose_last_part_hangs(server, shard):
     silent = Silent(server, {LAST_READ: cancel})
     result = run(server, shard.task, cancellation=cancellation)
     silent.over.set()
+    assert server.count("PUT", "part-1") == 1
     assert result.outcome is Outcome.CANCELLED
     assert result.refusal == Refusal(None, None, None, "Stopped")
     assert "record" not in server.objects
+
+
+def test_cancelling_while_it_connects_sends_no_part(server):
+    """There is no socket yet to shut down."""
+    cancellation, access = Cancellation(), Access((server.origin,))
+
+    class Late(http.client.HTTPConnection):
+        def connect(self):
+            cancellation.cancel()
+            super().connect()
+
+    access.connect = lambda address, timeout: Late(address.host, address.port, timeout=timeout)
+    with (
+        closing(Channel(access, cancellation, time.monotonic() + 60, Patience())) as channel,
+        pytest.raises(Refused) as refused,
+    ):
+        channel.put(server.url("part-1"), UrlKind.PART, b"part")
+    assert refused.value.outcome is Outcome.CANCELLED
+    assert "part-1" not in server.objects
 
 
 def test_a_slow_upload_is_noticed_before_the_next_part_takes_the_rest_of_the_budget(server, shard, monkeypatch):
@@ -201,14 +228,11 @@ def test_a_thread_that_cannot_start_is_too_little_memory(server, shard, monkeypa
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    before = threading.active_count()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
-        # The server's threads do not count: they are of its connections, which close with the reducer's.
         with pytest.raises(MemoryError, match="a thread could not start"):
             run(server, shard.task)
     assert "part-1" not in server.objects
-    assert threading.active_count() >= before
     assert run(server, shard.task).outcome is Outcome.DONE
 
 
@@ -236,10 +260,8 @@ def test_memory_goes_back_however_it_ends(server, shard, monkeypatch, late, read
     Held(server, late, {LAST_READ: read})
     gc.disable()
     try:
-        try:
+        with suppress(ReducerFailure):
             run(server, shard.task)
-        except ReducerFailure:
-            pass
         assert [mapping() for mapping in mappings] == [None]
     finally:
         gc.enable()
