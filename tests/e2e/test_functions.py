@@ -44,6 +44,23 @@ def test_an_image_that_cannot_be_pulled_is_told(rough_namespace, operators, fede
     rough_namespace.delete("no-image")
 
 
+def test_a_pull_secret_that_is_missing_is_told_until_it_is_there(rough_namespace, operators, federation):
+    operators(FUNCTION_PULL_SECRETS='["registry"]')
+    federation.upload(2, 1)
+    rough_namespace.apply(federation.manifest("no-pull-secret", function_memoryMiB=131))
+    message = rough_namespace.until("no-pull-secret", "PullSecretMissing", WITHIN)[2]
+    for named in ("pull secret registry", rough_namespace.name, "GRADSHARDING_FUNCTION_PULL_SECRETS"):
+        assert named in message
+    rough_namespace.apply(
+        {
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "registry"},
+            "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": '{"auths": {}}'},
+        }
+    )  # fmt: skip
+    rough_namespace.success_of("no-pull-secret")
+    assert federation.result() == federation.expected()
+
+
 def test_a_pod_that_does_not_fit_any_node_is_told(rough_namespace, operators, federation):
     operators(FUNCTION_CPU_REQUEST="4000")
     federation.upload(2, 1)

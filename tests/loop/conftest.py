@@ -36,25 +36,9 @@ def eager(monkeypatch):
 
 
 @pytest.fixture
-def world(monkeypatch, tmp_path, caplog):
+def world(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path)
     yield world
     world.close()
     if world.untidy:  # asyncio complains of dead tasks when they are collected: here, not in the middle of another test
-        caplog.clear()
         gc.collect()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def dbg2():
-    yield
-    import logging, sys, traceback
-    class H(logging.Handler):
-        def emit(self, r):
-            open("/tmp/gc2.log","a").write(f"LOG {r.name} {r.getMessage()[:400]} {r.exc_info and repr(r.exc_info[1])[:100]}\n")
-    logging.getLogger().addHandler(H())
-    old = sys.unraisablehook
-    def hook(u): open("/tmp/gc2.log","a").write(f"UNR {u}\n"); old(u)
-    sys.unraisablehook = hook
-    gc.collect()
-    open("/tmp/gc2.log","a").write("done\n")

@@ -229,14 +229,16 @@ def test_a_hanging_store_holds_up_no_other_round(world):
     release.set()
 
 
-def test_a_daemon_that_dies_is_noticed(world):
+def test_a_daemon_that_dies_is_noticed(world, caplog):
     """Kopf gives a daemon up for good when a write is refused for a reason that it does not repeat: /healthz tells."""
 
     def refuse(request):
         if request.subresource == "status":
             raise kmock.KubernetesError(400, "BadRequest", "no")
 
-    world.cluster.before_write = refuse
+    world.cluster.before_write, world.untidy = refuse, True
     operator = world.operator()
     world.apply()
     world.cluster.wait(lambda: operator.operator.unattended() > 0.5, "the age to grow")
+    world.operators.pop().stop()
+    caplog.clear()  # its records hold the dead task
