@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from rounds_kit import manifest
 
 from gradsharding.platforms.local import LocalPlatform
 from gradsharding.rounds.advance import Round
 from gradsharding.rounds.drive import drive
 from gradsharding.rounds.spec import parse_round
 from gradsharding.rounds.verify import verify
-from rounds_kit import manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("seaweedfs"), pytest.mark.timeout(180)]
 

@@ -17,7 +17,9 @@ GRADSHARDING_; docs/operations.md lists them. SIGTERM stops it; rounds go on whe
 def operator(
     namespace: Annotated[
         list[str] | None,
-        typer.Option("--namespace", "-n", metavar="NS", help="Watch this namespace. May be repeated. Default: default."),
+        typer.Option(
+            "--namespace", "-n", metavar="NS", help="Watch this namespace. May be repeated. Default: default."
+        ),
     ] = None,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Watch the whole cluster.")] = False,
     log_format: Annotated[str, typer.Option(help="json, or plain for people.")] = "json",

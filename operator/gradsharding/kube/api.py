@@ -85,7 +85,9 @@ class KubeApi:
         except ApiException as error:
             where = f"namespace {namespace}" if namespace else "the cluster"
             if error.status == 404:
-                raise SettingsError("this cluster has no AggregationRounds: kubectl apply -f crds/, then start again") from None
+                raise SettingsError(
+                    "this cluster has no AggregationRounds: kubectl apply -f crds/, then start again"
+                ) from None
             if error.status == 403:
                 raise SettingsError(f"this operator may not list AggregationRounds of {where}: see its Role") from None
             raise

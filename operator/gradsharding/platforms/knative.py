@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from gradsharding.platforms import (
     not_starting,
 )
 from gradsharding.platforms.knative_api import Json, KnativeApi
+from gradsharding.platforms.knative_errors import is_about_the_object, refused
 from gradsharding.platforms.knative_pods import killed_for_memory, why_not_running
 from gradsharding.platforms.knative_service import PodSettings, build_service, service_name
 from gradsharding.platforms.slots import Slots
@@ -84,7 +84,7 @@ class KnativePlatform:
             service = await self._ensure(function)
             self._url = await self._address(service)
         except ApiException as error:
-            raise _refused(error) from None
+            raise refused(error) from None
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise Unreachable(f"the Kubernetes API did not answer: {type(error).__name__}") from None
         self._function = function
@@ -110,7 +110,7 @@ class KnativePlatform:
             try:
                 current = await api.get_service(self._namespace, name)
             except ApiException as error:
-                if error.status != 404 or not _is_about_the_object(error):
+                if error.status != 404 or not is_about_the_object(error):
                     raise
                 current = None
             owners = _owners(current, self._owner)
@@ -295,54 +295,3 @@ def _detail(text: str) -> str:
         return str(json.loads(text)["error"])[:500]
     except (ValueError, KeyError, TypeError):
         return "the function answered with something unexpected"
-
-
-def _is_about_the_object(error: Any) -> bool:
-    """A 404 of a missing object, not of a missing API."""
-    try:
-        return bool(json.loads(error.body).get("details", {}).get("name"))
-    except (ValueError, TypeError, AttributeError):
-        return False
-
-
-def _refused(error: Any) -> Exception:
-    """The API's refusal as something a user can act on."""
-    text = error.body or ""
-    try:
-        message = str(json.loads(text).get("message", ""))[:600]
-    except (ValueError, AttributeError):
-        message = text[:200]
-    if error.status == 404:
-        return RoundFailed(
-            "RuntimeUnavailable",
-            "Knative Serving is not installed in this cluster: `kubectl get crd services.serving.knative.dev` would show it",
-        )
-    if error.status == 403 and "webhook" not in message:
-        return RoundFailed("Forbidden", f"the operator may not manage Knative Services here: {message}")
-    if "imeoutSeconds" in message or "timeout" in message.lower():
-        return RoundFailed(
-            "TimeoutNotAllowed",
-            f"Knative refuses spec.function.timeoutSeconds: {message}; lower it, or raise max-revision-timeout-seconds "
-            "in the ConfigMap config-defaults of namespace knative-serving",
-        )
-    flag = _feature_flag(message)
-    if flag:
-        return RoundFailed(
-            "FeatureDisabled",
-            f"Knative forbids a setting of function pods: set {flag} to enabled in the ConfigMap config-features of namespace "
-            f"knative-serving, or drop the setting ({message})",
-        )
-    if error.status in (400, 422):
-        return RoundFailed("FunctionRejected", f"Knative rejects the function: {message}")
-    return Unreachable(f"the Kubernetes API answered {error.status}: {message}")
-
-
-def _feature_flag(message: str) -> str:
-    flags = {
-        "nodeSelector": "kubernetes.podspec-nodeselector",
-        "tolerations": "kubernetes.podspec-tolerations",
-        "securityContext": "kubernetes.podspec-securitycontext",
-        "affinity": "kubernetes.podspec-affinity",
-    }
-    found = re.search(r"must not set the field\(s\): (.*)", message)
-    return next((flag for name, flag in flags.items() if found and name in found.group(1)), "")

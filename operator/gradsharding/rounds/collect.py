@@ -194,7 +194,9 @@ class Collector:
             if error.code != "InvalidKey":
                 raise
             # One client's odd name must not stop everybody's round.
-            return Rejection(key, listed.etag, "its key has a segment that S3 clients refuse, such as a lone dot: rename it")
+            return Rejection(
+                key, listed.etag, "its key has a segment that S3 clients refuse, such as a lone dot: rename it"
+            )
         if info is None or (info.etag, info.size) != (listed.etag, listed.size):
             return None
         reader = header_reader(key)
@@ -229,7 +231,10 @@ class Collector:
 
     def _num_examples(self, in_file: Mapping[str, str], on_object: Mapping[str, str]) -> int | None:
         """The client's own number. Raises UpdateError for a contradiction, or when it is no weight but has to be."""
-        told = (in_file.get(NUM_EXAMPLES, in_file.get(OUTPUT_NUM_EXAMPLES)), on_object.get(NUM_EXAMPLES_OBJECT_METADATA))
+        told = (
+            in_file.get(NUM_EXAMPLES, in_file.get(OUTPUT_NUM_EXAMPLES)),
+            on_object.get(NUM_EXAMPLES_OBJECT_METADATA),
+        )
         texts = [text for text in told if text is not None]
         if len({_count(text) or text for text in texts}) > 1:
             raise UpdateError(

@@ -201,7 +201,9 @@ class Dispatcher:
             if where != state.missing:
                 self._last_progress = self._clock()
                 state = replace(state, missing=where, tries=0, waits=0)
-            elif state.tries >= max(1, self._limits.backoff_limit) and state.failure is None and shard not in self._tasks:
+            elif (
+                state.tries >= max(1, self._limits.backoff_limit) and state.failure is None and shard not in self._tasks
+            ):
                 state = replace(state, failure=hopeless(None, self._limits))
             elif self._clock() - self._last_progress > self._limits.timeout_seconds + PATIENCE_SECONDS:
                 waited = self._limits.timeout_seconds + PATIENCE_SECONDS
