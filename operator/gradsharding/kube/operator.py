@@ -66,7 +66,9 @@ class Operator:
 
     def __post_init__(self) -> None:
         self.api = KubeApi(self.client)
-        self.functions = Functions(KnativeApi(self.client), self.session, self.settings.pods)
+        self.functions = Functions(
+            KnativeApi(self.client), self.session, self.settings.pods, lambda uid: uid in self.drivers
+        )
 
     async def begin(self) -> None:
         """Start what runs beside the rounds. Raises SettingsError when the port is taken, or rounds cannot be listed."""

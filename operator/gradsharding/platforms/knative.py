@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -49,6 +49,8 @@ class Functions:
     api: KnativeApi
     session: aiohttp.ClientSession
     pods: PodSettings
+    is_running: Callable[[str], bool] = lambda _uid: True
+    """Whether the round of this uid has not ended: finished ones need not keep a function, or its owners would only ever grow."""
     slots: dict[tuple[str, str], Slots] = field(default_factory=dict)
     killed: set[tuple[str, int]] = field(default_factory=set)
     """Containers, by pod uid and restarts, whose out-of-memory kill has been told to somebody."""
@@ -113,7 +115,7 @@ class KnativePlatform:
                 if error.status != 404 or not is_about_the_object(error):
                     raise
                 current = None
-            owners = _owners(current, self._owner)
+            owners = self._owners(current)
             wanted = build_service(function, self._functions.pods, self._namespace, owners, _now(), scale)
             try:
                 if current is None:
@@ -129,6 +131,12 @@ class KnativePlatform:
                     raise Unreachable(f"another change to function {name} was faster") from None
                 raise
         raise AssertionError("unreachable")
+
+    def _owners(self, current: Json | None) -> list[Mapping[str, Any]]:
+        """The running rounds among its owners, and this one, which is the newest."""
+        others = current["metadata"].get("ownerReferences", []) if current else []
+        mine = self._owner["uid"]
+        return [o for o in others if o["uid"] != mine and self._functions.is_running(o["uid"])] + [self._owner]
 
     async def _address(self, service: Json) -> str:
         """Wait until the current generation has an address."""
@@ -249,11 +257,6 @@ class KnativePlatform:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _owners(current: Json | None, mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    others = current["metadata"].get("ownerReferences", []) if current else []
-    return [owner for owner in others if owner["uid"] != mine["uid"]] + [mine]
 
 
 def _needs_patch(current: Json, wanted: Json) -> bool:

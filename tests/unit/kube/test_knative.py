@@ -372,6 +372,18 @@ def test_created_once_then_shared():
     asyncio.run(run())
 
 
+def test_finished_rounds_are_owners_no_longer():
+    async def run():
+        async with world() as here:
+            await here.make("a")
+            here.functions.is_running = lambda uid: uid != "a"
+            await here.make("b")
+            (service,) = here.api.services.values()
+            assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == ["b"]
+
+    asyncio.run(run())
+
+
 def test_a_service_that_somebody_changed_or_that_is_long_unused_is_patched():
     async def run():
         async with world() as here:
