@@ -63,6 +63,7 @@ class _Again(Exception):
 
 
 _SLICE = 1 << 20
+_BATCH = 1 << 20
 _ERROR_BODY = 4096
 _MEND_TLS = "give its CA certificate to the function (spec.store.caSecretName, or GRADSHARDING_CA_FILE)"
 
@@ -77,6 +78,8 @@ class Channel:
         self._deadline = deadline
         self._patience = patience
         self._connections: dict[str, http.client.HTTPConnection] = {}
+        self._socket: socket.socket | None = None
+        self._woken_from = 1
         self.retries = 0
         cancellation.on_cancel(self.interrupt)
 
@@ -152,6 +155,8 @@ class Channel:
             connection.putheader(name, value)
         try:
             connection.endheaders()
+            if self._socket is not connection.sock:
+                self._socket, self._woken_from = connection.sock, 1
             if self._cancellation.requested:  # maybe while it connected: there was no socket to shut down
                 raise cancelled()
             body = memoryview(request.body)
@@ -176,8 +181,10 @@ class Channel:
         patience = self._patience
         seconds = patience.idle_seconds + len(view) / patience.slowest_rate
         deadline = time.monotonic() + seconds
-        at = 0
+        # What came with the headers lies in the response's buffer: the socket must not be waited on for that, too.
+        at = response.fp.readinto1(view[: len(response.fp.peek())]) if len(view) else 0
         while at < len(view):
+            self._wake_from(min(_BATCH, len(view) - at))
             # readinto1 is one recv straight into the slot; readinto would loop, out of the deadline's sight.
             received = response.fp.readinto1(view[at:])
             if not received:
@@ -187,7 +194,17 @@ class Channel:
                 raise _Again(f"only {at} of {len(view)} bytes came within {seconds:.1f} seconds")
             if self._cancellation.requested:
                 raise cancelled()
+        self._wake_from(1)
         response.length = 0  # http.client does not see what is read past it
+
+    def _wake_from(self, count: int) -> None:
+        """Let a recv return with ``count`` bytes, not with each segment: every return costs the folding thread its turn.
+
+        Not with TLS, whose records have lengths of their own.
+        """
+        if self._woken_from != count and type(self._socket) is socket.socket:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._woken_from = count
 
     def get_header(self, header: Header, view: memoryview) -> None:
         """Read the output's header into ``view`` and check its digest."""

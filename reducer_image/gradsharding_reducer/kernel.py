@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # numpy.typing takes 6 ms
     Bytes: TypeAlias = NDArray[np.uint8]
     Doubles: TypeAlias = NDArray[np.float64]
 
-TILE = 128 * 1024
+TILE = 64 * 1024
 """Elements worked on at once; 1 MiB of float64."""
 
 _EXACT = 2**53
