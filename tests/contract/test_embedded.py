@@ -102,7 +102,8 @@ class TestKeeper:
     def test_the_server_ends_with_the_starter_whatever_ends_that(self, tmp_path, sign):
         """SIGTERM has no handler here: the starter ends without a clean-up of its own."""
         starter = (
-            "import subprocess, sys, time; from gradsharding import keeper; "
+            "import signal, subprocess, sys, time; from gradsharding import keeper; "
+            "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a test run in the background inherits it ignored
             "subprocess.Popen([sys.executable, keeper.__file__, '', 'bash', '-c', 'echo up; sleep 600 & wait', "
             "sys.argv[1]], stdin=subprocess.PIPE, start_new_session=True); time.sleep(600)"
         )
