@@ -90,11 +90,12 @@ def test_requests_are_read_as_rbac_reads_them(method, url, right):
 def test_the_operator_uses_every_right_of_the_chart_and_no_other(recorder, account, start, place, watched, proxy):
     watched.upload(4, 4)
     operator = start(os.environ["E2E_REDUCER_IMAGE"])
-    # The first keeps its function alive, the second finds it there, and goes by its ttl.
+    # The first goes by its ttl; the second, the newest owner, keeps the function.
+    place.apply(watched.manifest("swept", "swept.safetensors", ttlSecondsAfterFinished=0))
+    wait_for("the first round has its function", place.services, 120)
     place.apply(watched.manifest("kept", "kept.safetensors"))
     place.success_of("kept", 180)
-    place.apply(watched.manifest("swept", "swept.safetensors", ttlSecondsAfterFinished=0))
-    wait_for("the second round is done and swept", lambda: place.round("swept") is None, 240)
+    wait_for("the first round is done and swept", lambda: place.round("swept") is None, 240)
     for name in ("kept", "swept"):
         assert watched.result(f"{name}.safetensors") == watched.expected()
     (service,) = place.services()
