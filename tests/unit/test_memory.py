@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from gradsharding.errors import RoundFailed
@@ -45,6 +45,10 @@ def chosen(memory_mib, asked):
 
 
 @given(memories, rounds)
+@example(
+    101,
+    {"size": 535386465, "header_bytes": 100000, "shards": 1, "sources": 257, "timeout_seconds": 68, "task_bytes": None},
+)
 def test_what_is_chosen_keeps_every_rule(memory_mib, asked):
     sizing = chosen(memory_mib, asked)
     assume(sizing)
@@ -67,6 +71,7 @@ def test_more_memory_never_refuses_and_time_neither(memory_mib, asked):
 
 
 @given(memories, rounds)
+@settings(suppress_health_check=[HealthCheck.filter_too_much])  # few rounds are refused, and only those count here
 def test_a_refusal_names_the_least_setting_that_would_do(memory_mib, asked):
     refusal = asked_for(memory_mib, asked)
     assume(isinstance(refusal, RoundFailed))

@@ -145,7 +145,7 @@ def choose(
     part, read, _ = rung
     left = room - peak(part, read, deepest(part, read)) + _body(part, header_bytes)
     part = max(least, -(-share // -(-share // min(most, _largest_part(left, header_bytes)))))
-    read = _even(part, min(rung[0], read))
+    read = _even(part, read)
     sizing = lower(Sizing(part, read, deepest(part, read)), step)
     if sizing is None:
         raise RoundFailed(
