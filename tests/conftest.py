@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import settings
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +15,8 @@ def seaweedfs(tmp_path_factory):
 
     with EmbeddedStore.start(tmp_path_factory.mktemp("seaweedfs")) as store:
         yield store
+
+
+# No deadlines: machines are noisy. In CI the examples are the same each time; elsewhere they are new ones, to find more.
+settings.register_profile("project", deadline=None, derandomize=os.environ.get("CI") == "true")
+settings.load_profile("project")
