@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gradsharding.rounds.outcome import Attempt
-from gradsharding_reducer.task import Outcome
-
-ANSWERED = {Outcome.DONE, Outcome.PARTIAL, Outcome.BAD_VALUES}
+from gradsharding.rounds.report import ANSWERED
 
 
 class Metrics:

@@ -27,7 +27,7 @@ from gradsharding.platforms import (
 from gradsharding.platforms.knative_api import Json, KnativeApi
 from gradsharding.platforms.knative_errors import is_about_the_object, refused
 from gradsharding.platforms.knative_pods import killed_for_memory, why_not_running
-from gradsharding.platforms.knative_service import PodSettings, build_service, service_name
+from gradsharding.platforms.knative_service import LAST_USED, PodSettings, build_service, service_name
 from gradsharding.platforms.slots import Slots
 from gradsharding_reducer.task import ContractError, ReduceResult, ReduceTask, Runtime
 
@@ -264,7 +264,7 @@ def _needs_patch(current: Json, wanted: Json) -> bool:
     uids = {owner["uid"] for owner in current["metadata"].get("ownerReferences", [])}
     if any(owner["uid"] not in uids for owner in wanted["metadata"]["ownerReferences"]):
         return True
-    used = current["metadata"].get("annotations", {}).get("gradsharding.dev/last-used", "")
+    used = current["metadata"].get("annotations", {}).get(LAST_USED, "")
     try:
         age = (datetime.now(UTC) - datetime.fromisoformat(used)).total_seconds()
     except ValueError:

@@ -9,6 +9,7 @@ from gradsharding.rounds.step import Finished
 from gradsharding_reducer.task import Outcome
 
 ANSWERED = {Outcome.DONE, Outcome.PARTIAL, Outcome.BAD_VALUES}
+"""Outcomes of an attempt that was of use; every other attempt is a retry's cause."""
 
 
 def report(finished: Finished, bucket: str, key: str, seconds: float) -> dict[str, Any]:
